@@ -1,0 +1,154 @@
+"""The project as a whole: its files name no machine, its versions agree, its imports do no work."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("patterns", "strategies", "harness")
+TORCH_FREE = ("patterns", "strategies")
+
+# Joined here, so that this file does not contain what it looks for.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.*-])/(?:" + "|".join(("work", "farm", "root", "home", "Users")) + r")/"
+)
+REGISTRY_HOST = re.compile(
+    "|".join(
+        re.escape(".".join(parts))
+        for parts in (
+            ("pypi", "org"),
+            ("pythonhosted", "org"),
+            ("registry", "npmjs"),
+            ("deb", "debian"),
+            ("download", "pytorch"),
+        )
+    )
+)
+
+# Imports sys.argv[1] where flash_attn cannot be imported, and prints each trace that it left.
+IMPORT_PROBE = """
+import os, sys, threading, warnings
+sys.modules["flash_attn"] = sys.modules["flash_attn_interface"] = None
+def state():
+    return {
+        "environment": dict(os.environ),
+        "working directory": os.getcwd(),
+        "files": sorted(os.listdir()),
+        "threads": threading.active_count(),
+        "warning filters": list(warnings.filters),
+        "search path": list(sys.path),
+    }
+before = state()
+package = __import__(sys.argv[1])
+after = state()
+for name in before:
+    if before[name] != after[name]:
+        print(name)
+if package.__file__ is None:
+    print("no __init__.py")
+if "torch" in sys.modules:
+    print("torch")
+"""
+
+
+def tracked_texts() -> list[tuple[str, str]]:
+    """Every text file that git tracks, with its path."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout, so no file is tracked")
+    texts = []
+    for name in filter(None, listing.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in (content := path.read_bytes()):
+            texts.append((name, content.decode()))
+    return texts
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        pytest.param(MACHINE_PATH, id="machine path"),
+        pytest.param(REGISTRY_HOST, id="registry host"),
+    ],
+)
+def test_no_tracked_file_names_a_machine(forbidden: re.Pattern[str]) -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in tracked_texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if forbidden.search(line)
+    ]
+    assert found == []
+
+
+def test_the_changelog_opens_with_the_version_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    top = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert top is not None
+    assert top[1] == project["version"]
+
+
+def test_every_dependency_is_locked_to_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {
+        re.split(r"[^\w.-]", requirement)[0].lower()
+        for requirement in (*project["dependencies"], *extras["dev"], *extras["plot"])
+    }
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    assert wanted - {pin.split("==")[0].lower() for pin in pins} == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_does_no_work(package: str, tmp_path: Path) -> None:
+    probe = subprocess.run(
+        [sys.executable, "-B", "-W", "error", "-c", IMPORT_PROBE, package],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert probe.returncode == 0, probe.stderr
+    assert probe.stderr == ""
+    left = set(probe.stdout.splitlines())
+    assert left <= (set() if package in TORCH_FREE else {"torch"})
+
+
+def readme_commands() -> list[list[str]]:
+    """The commands in the README's shell blocks, without comments, split into words."""
+    blocks = re.findall(
+        r"^```(?:sh|bash)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    lines = (line.partition("#")[0].split() for block in blocks for line in block.splitlines())
+    return [words for words in lines if words]
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    commands = readme_commands()
+    assert ["make", "sweep"] in commands
+    assert ["make", "test"] in commands
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    verbs = set()
+    for words in readme_commands():
+        if words[0] == "make":
+            assert words[1] in targets, words
+        for word in words:
+            if word.startswith("scripts/"):
+                assert (ROOT / word).is_file(), words
+        if words[1:3] == ["-m", "harness"]:
+            verbs.add(words[3])
+    for verb in sorted(verbs):
+        subprocess.run([sys.executable, "-m", "harness", verb, "--help"], cwd=ROOT, check=True)
