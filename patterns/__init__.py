@@ -1,0 +1,27 @@
+"""Attention patterns: pure geometry over token positions; no torch.
+
+`make_pattern("star:blocks=8", 4096)` names a pattern; `PATTERNS` is the table of names.
+"""
+
+from patterns.geometry import Band, Block, Chunk, Relation, band_area
+from patterns.pattern import Pattern
+from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
+from patterns.tables import remap_order
+from patterns.text import PATTERNS, make_pattern
+
+__all__ = [
+    "CAUSAL",
+    "EMPTY",
+    "FULL",
+    "PATTERNS",
+    "Band",
+    "Block",
+    "Chunk",
+    "Pattern",
+    "Relation",
+    "band_area",
+    "make_pattern",
+    "refine",
+    "remap_order",
+    "simplify",
+]

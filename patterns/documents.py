@@ -1,0 +1,65 @@
+"""Packed documents: tokens see only their own document, causally or fully; one band each."""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from patterns.areas import Ints
+from patterns.geometry import Band
+from patterns.kind import Kind, Mask, Parameter, Values, choice
+from patterns.pattern import Bools
+
+
+@dataclass(frozen=True, eq=False)
+class SameDocument:
+    """Keys of the query's own document are allowed; with `causal`, up to the query.
+
+    Attributes:
+        document: Document number of every position, shape (seqlen,).
+        causal: Whether later keys are refused.
+    """
+
+    document: Ints
+    causal: bool
+
+    def __call__(self, q: Ints, k: Ints) -> Bools:
+        """Return the mask of query and key positions, broadcast together."""
+        same = self.document[q] == self.document[k]
+        return np.asarray(same & (k <= q) if self.causal else same)
+
+
+def _lengths(value: str) -> str:
+    parts = [part.strip() for part in value.split("+")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError("must be whole numbers >= 1 joined by +; try 5+11+48")
+    return "+".join(str(int(part)) for part in parts)
+
+
+def _documents(values: Values, seqlen_q: int, _: int) -> Mask:
+    lengths = [int(part) for part in values["lengths"].split("+")]
+    total = sum(lengths)
+    if total != seqlen_q:
+        gap = f"add a document of {seqlen_q - total}" if total < seqlen_q else "shorten a document"
+        raise ValueError(
+            f"documents: lengths sum to {total}, which must equal the sequence length "
+            f"({seqlen_q}); {gap}"
+        )
+    causal = values["mask"] == "causal"
+    bands = tuple(
+        Band(q0=start, q1=stop, k0=start, k1=stop, lo=0 if causal else None)
+        for start, stop in pairwise(accumulate(lengths, initial=0))
+    )
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+    return Mask(bands=bands, predicate=SameDocument(document, causal))
+
+
+DOCUMENTS = Kind(
+    summary="packed documents; a query sees keys of its own document",
+    build=_documents,
+    parameters={
+        "lengths": Parameter(default=None, canonical=_lengths),
+        "mask": choice("causal", "full"),
+    },
+    cross=False,
+)

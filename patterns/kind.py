@@ -1,0 +1,72 @@
+"""What a named pattern is made of: its parameters and the function that builds its mask."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from patterns.geometry import Band
+from patterns.pattern import Predicate
+
+Values = Mapping[str, str]  # parameter name -> canonical value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One `name=value` of a pattern's text.
+
+    Attributes:
+        default: Canonical value that the text may leave out; None = must be given.
+        canonical: Value as typed -> canonical spelling; raises ValueError with the rule.
+    """
+
+    default: str | None
+    canonical: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """What a kind builds: see the attributes of the same names of `Pattern`."""
+
+    bands: tuple[Band, ...]
+    predicate: Predicate
+    remap: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A named family of patterns.
+
+    Attributes:
+        summary: One line for lists.
+        build: `(values, seqlen_q, seqlen_kv) -> Mask`, values complete and canonical.
+        parameters: In the order in which the canonical text prints them.
+        cross: Whether `seqlen_q != seqlen_kv` has a meaning.
+    """
+
+    summary: str
+    build: Callable[[Values, int, int], Mask]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    cross: bool = True
+
+
+def whole(default: int, *, least: int, most: int | None = None) -> Parameter:
+    """Return a parameter that is a whole number in `[least, most]`."""
+
+    def canonical(value: str) -> str:
+        rule = f">= {least}" if most is None else f"in {least}..{most}"
+        number = int(value) if value.isascii() and value.isdigit() else -1
+        if number < least or (most is not None and number > most):
+            raise ValueError(f"must be a whole number {rule}; try {default}")
+        return str(number)
+
+    return Parameter(default=str(default), canonical=canonical)
+
+
+def choice(default: str, *others: str) -> Parameter:
+    """Return a parameter that is one of a few words."""
+
+    def canonical(value: str) -> str:
+        if value not in (default, *others):
+            raise ValueError(f"must be one of {', '.join((default, *others))}")
+        return value
+
+    return Parameter(default=default, canonical=canonical)

@@ -1,0 +1,105 @@
+"""Patterns by name: `name:key=value,key=value` to a `Pattern` and back."""
+
+import re
+from collections.abc import Mapping
+
+from patterns import dense, documents, tables
+from patterns.kind import Kind, Values
+from patterns.pattern import Pattern
+
+PATTERNS: Mapping[str, Kind] = {
+    "full": dense.FULL,
+    "causal": dense.CAUSAL,
+    "window": dense.WINDOW,
+    "documents": documents.DOCUMENTS,
+    "strided": tables.STRIDED,
+    "strided_original": tables.STRIDED_ORIGINAL,
+    "global_local": tables.GLOBAL_LOCAL,
+    "star": tables.STAR,
+    "streaming": tables.STREAMING,
+    "table": tables.TABLE,
+}
+_LONGEST = 1 << 30  # tokens; areas then fit in int64 with room to spare
+
+
+def make_pattern(
+    text: str, seqlen_q: int, seqlen_kv: int | None = None, *, cross: bool = False
+) -> Pattern:
+    """Return the pattern that `text` names, for sequences of the given lengths.
+
+    The pattern's own `text` is canonical: parameters in a fixed order, defaults left out.
+
+    Args:
+        text: `name` or `name:key=value,key=value`, e.g. `star:blocks=8`.
+        seqlen_q: Query tokens, 1 .. 2**30.
+        seqlen_kv: Key tokens, 1 .. 2**30; `seqlen_q` if left out.
+        cross: Allow `seqlen_q != seqlen_kv` (cross-attention).
+
+    Raises:
+        ValueError: For an unknown name or parameter, a value outside its rule, unequal lengths
+            without `cross`.
+    """
+    name, _, rest = text.strip().partition(":")
+    name = name.strip()
+    if name not in PATTERNS:
+        raise ValueError(f"unknown pattern {name!r}; choose one of {', '.join(PATTERNS)}")
+    kind = PATTERNS[name]
+    seqlen_kv = seqlen_q if seqlen_kv is None else seqlen_kv
+    _check_lengths(name, kind, seqlen_q, seqlen_kv, cross)
+    values = _values(name, kind, rest)
+    mask = kind.build(values, seqlen_q, seqlen_kv)
+    return Pattern(
+        text=_canonical(name, kind, values),
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        bands=mask.bands,
+        predicate=mask.predicate,
+        remap=mask.remap,
+    )
+
+
+def _check_lengths(name: str, kind: Kind, seqlen_q: int, seqlen_kv: int, cross: bool) -> None:
+    for side, length in (("seqlen_q", seqlen_q), ("seqlen_kv", seqlen_kv)):
+        if not 1 <= length <= _LONGEST:
+            raise ValueError(f"{name}: {side} ({length}) must be in 1..{_LONGEST} tokens; try 4096")
+    if seqlen_q == seqlen_kv:
+        return
+    unequal = f"{name}: seqlen_q ({seqlen_q}) differs from seqlen_kv ({seqlen_kv})"
+    if not kind.cross:
+        raise ValueError(f"{unequal}, but has no meaning for cross-attention; use equal lengths")
+    if not cross:
+        raise ValueError(
+            f"{unequal}, but self-attention needs equal lengths; pass cross=True for "
+            "cross-attention"
+        )
+
+
+def _values(name: str, kind: Kind, rest: str) -> Values:
+    """Read `key=value,key=value`; a comma that no `key=` follows belongs to the value."""
+    given: dict[str, str] = {}
+    for part in re.split(r",(?=\s*\w+\s*=)", rest) if rest.strip() else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in kind.parameters or key in given:
+            known = ", ".join(kind.parameters) or "none"
+            raise ValueError(
+                f"{name}: {part.strip()!r} must be key=value with each key once; keys of {name}: "
+                f"{known}"
+            )
+        try:
+            given[key] = kind.parameters[key].canonical(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {key} ({value}) {error}") from None
+    values = {}
+    for key, parameter in kind.parameters.items():
+        value = given.get(key, parameter.default)
+        if value is None:
+            raise ValueError(f"{name}: {key} is missing and has no default; add {name}:{key}=...")
+        values[key] = value
+    return values
+
+
+def _canonical(name: str, kind: Kind, values: Values) -> str:
+    changed = [
+        f"{key}={values[key]}" for key, p in kind.parameters.items() if values[key] != p.default
+    ]
+    return f"{name}:{','.join(changed)}" if changed else name
