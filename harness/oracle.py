@@ -1,0 +1,113 @@
+"""Dense attention to compare with: the reference in float64, and a naive twin in low precision.
+
+Shape suffix legend: B batch, H query heads, G key/value heads, S query tokens, T key tokens,
+D head_dim of q and k, E head_dim of v. Nothing here is shared with the kernels under test, and no
+fused operator is called: scores, softmax and gradients are written out, one (batch, head) at a
+time, so that the largest tensor is `(S, T)`.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Results: TypeAlias = Mapping[str, Tensor]
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, dout: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Attend in float64, whatever the dtype of the inputs.
+
+    Args:
+        q: `(B, H, S, D)`.
+        k: `(B, G, T, D)`; query head h uses KV head `h // (H // G)`.
+        v: `(B, G, T, E)`.
+        allowed: Bool `(S, T)`: which query meets which key.
+        scale: Factor of the scores.
+        dout: Gradient of out, `(B, H, S, E)`; None = no backward.
+
+    Returns:
+        "out" `(B, H, S, E)` and "lse" `(B, H, S)`, and with dout also "dq", "dk", "dv"; float64.
+        A row that meets no key has out 0, lse -inf, and takes no part in a gradient.
+    """
+    return _dense(q, k, v, allowed, scale, dout, torch.float64)
+
+
+def naive_twin(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, dout: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Do the same mathematics in the precision of the inputs, each step rounded to it.
+
+    Its distance from `reference` is what the precision itself costs on these inputs; the tolerance
+    of a kernel is built on it. Arguments and results as `reference`, in the dtype of q.
+    """
+    return _dense(q, k, v, allowed, scale, dout, q.dtype)
+
+
+@torch.no_grad()
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    scale: float,
+    dout: Tensor | None,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    _check(q, k, v, allowed, dout)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    batch, heads, seqlen = q.shape[:3]
+    group = heads // k.shape[1] if k.shape[1] else 1
+    result = {
+        "out": q.new_zeros((batch, heads, seqlen, v.shape[3])),
+        "lse": q.new_full((batch, heads, seqlen), -torch.inf),
+    }
+    if dout is not None:
+        dout = dout.to(dtype)
+        result |= {f"d{name}": torch.zeros_like(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    if k.shape[2] == 0:
+        return result
+    for b in range(batch):
+        for h in range(heads):
+            g = h // group
+            q_SD, k_TD, v_TE = q[b, h], k[b, g], v[b, g]
+            scores_ST = (q_SD @ k_TD.T) * scale
+            scores_ST = torch.where(allowed, scores_ST, -torch.inf)
+            top_S1 = scores_ST.amax(dim=1, keepdim=True)
+            top_S1 = torch.where(top_S1 == -torch.inf, 0.0, top_S1)
+            weights_ST = torch.exp(scores_ST - top_S1)
+            sums_S1 = weights_ST.sum(dim=1, keepdim=True)
+            result["lse"][b, h] = (top_S1 + torch.log(sums_S1)).squeeze(1)
+            weights_ST = torch.where(sums_S1 > 0, weights_ST / sums_S1, 0.0)
+            out_SE = weights_ST @ v_TE
+            result["out"][b, h] = out_SE
+            if dout is None:
+                continue
+            dout_SE = dout[b, h]
+            dweights_ST = dout_SE @ v_TE.T
+            delta_S1 = (weights_ST * dweights_ST).sum(dim=1, keepdim=True)
+            dscores_ST = weights_ST * (dweights_ST - delta_S1) * scale
+            result["dq"][b, h] = dscores_ST @ k_TD
+            result["dk"][b, g] += dscores_ST.T @ q_SD
+            result["dv"][b, g] += weights_ST.T @ dout_SE
+    return result
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dout: Tensor | None) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        msg = f"oracle: {shapes} do not fit together"
+        raise ValueError(msg)
+    if q.shape[1] % max(k.shape[1], 1):
+        msg = f"oracle: {shapes}: query heads must be a multiple of KV heads"
+        raise ValueError(msg)
+    if allowed.shape != (q.shape[2], k.shape[2]) or allowed.dtype != torch.bool:
+        msg = (
+            f"oracle: allowed {tuple(allowed.shape)} {allowed.dtype} must be bool (S, T); {shapes}"
+        )
+        raise ValueError(msg)
+    if dout is not None and dout.shape != (*q.shape[:3], v.shape[3]):
+        msg = f"oracle: dout {tuple(dout.shape)} must be shaped as out; {shapes}"
+        raise ValueError(msg)
