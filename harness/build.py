@@ -1,0 +1,292 @@
+"""PlanBuilder: the verbs that strategies speak.
+
+A strategy says who holds what, and then tiles, sends and finishes. The builder trims each tile to
+what the pattern needs, derives the edges from the one readiness rule, and numbers the tasks.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from harness import heads as head_sets
+from harness.plan import (
+    Collective,
+    CollectiveKind,
+    Finish,
+    Leg,
+    Merge,
+    Piece,
+    Place,
+    Plan,
+    Resident,
+    Task,
+    Tensor,
+    Tile,
+    Transfer,
+)
+from harness.problem import Direction, Problem
+from harness.residency import Residency
+from harness.sharding import Sharding
+
+KV = (Tensor.K, Tensor.V)
+OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
+KV_GRADS = (Tensor.DK_PART, Tensor.DV_PART)
+
+Chunks = tuple[int, ...]
+
+
+class PlanBuilder:
+    """Collect the tasks of one plan.
+
+    Args:
+        problem: What is computed.
+        strategy: Name that the plan will carry.
+        direction: Forward or backward.
+        queries: Who owns which query tokens.
+        keys: Who owns which key tokens; equal to `queries` for self-attention.
+        prune: Leave out transfers that the pattern makes useless.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        strategy: str,
+        direction: Direction,
+        queries: Sharding,
+        keys: Sharding,
+        *,
+        prune: bool = True,
+    ) -> None:
+        self.problem = problem
+        self.strategy = strategy
+        self.direction = direction
+        self.queries = queries
+        self.keys = keys
+        self.prune = prune
+        areas = problem.pattern.areas(queries.chunks, keys.chunks)
+        self._area: list[list[int]] = areas.tolist()
+        self._initial: list[Resident] = []
+        self._tasks: list[Task] = []
+        self._outputs: list[Resident] = []
+        self._saved: list[Resident] = []
+        self._residency: Residency | None = None
+
+    # What the pattern needs -----------------------------------------------------------------
+
+    def area(self, q: Chunks, kv: Chunks) -> int:
+        """Unmasked pairs per head between query chunks and key chunks."""
+        return sum(self._area[i][j] for i in q for j in kv)
+
+    def needed_kv(self, q: Chunks, kv: Chunks) -> Chunks:
+        """Those of the key chunks that some of the query chunks attend."""
+        return tuple(j for j in kv if any(self._area[i][j] for i in q))
+
+    def needed_q(self, q: Chunks, kv: Chunks) -> Chunks:
+        """Those of the query chunks that attend some of the key chunks."""
+        return tuple(i for i in q if any(self._area[i][j] for j in kv))
+
+    def tokens(self, tensor: Tensor, chunks: Chunks) -> int:
+        """Tokens in chunks of a tensor."""
+        table = self.keys.chunks if tensor.on_kv else self.queries.chunks
+        return sum(len(table[c]) for c in chunks)
+
+    # Residency ------------------------------------------------------------------------------
+
+    def hold(
+        self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int = 0
+    ) -> None:
+        """Let a rank hold pieces before the first task; `heads` are query heads."""
+        for tensor in tensors:
+            piece = self.piece(tensor, chunks, heads, version)
+            if piece.heads and self.tokens(tensor, chunks):
+                self._initial.append(Resident(Place(rank), piece))
+
+    def piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
+        """Name a piece by its query heads; for a key tensor these become their KV heads.
+
+        Empty chunks are left out: they hold nothing and move nothing.
+        """
+        own = self.problem.kv_heads(heads) if tensor.on_kv else heads
+        return self.exact_piece(tensor, chunks, own, version)
+
+    def exact_piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
+        """Name a piece by the heads of its own kind (KV heads for a key tensor)."""
+        table = self.keys.chunks if tensor.on_kv else self.queries.chunks
+        return Piece(tensor, tuple(c for c in chunks if table[c]), heads, version)
+
+    def output(
+        self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int = 0
+    ) -> None:
+        """Promise that results end at a rank."""
+        for tensor in tensors:
+            self.output_piece(rank, self.piece(tensor, chunks, heads, version))
+
+    def output_piece(self, rank: int, piece: Piece) -> None:
+        """Promise that one exact piece ends at a rank."""
+        if piece.chunks and piece.heads:
+            self._outputs.append(Resident(Place(rank), piece))
+
+    def save(
+        self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int = 0
+    ) -> None:
+        """Promise that a rank keeps pieces for the backward plan."""
+        for tensor in tensors:
+            piece = self.piece(tensor, chunks, heads, version)
+            if piece.chunks and piece.heads:
+                self._saved.append(Resident(Place(rank), piece))
+
+    # Tasks ----------------------------------------------------------------------------------
+
+    def add(self, task: Task) -> int:
+        """Append a task with the edges that the readiness rule asks for; return its id."""
+        if self._residency is None:
+            self._residency = Residency(tuple(self._initial))
+        index = len(self._tasks)
+        required = self._residency.apply(index, task).requires
+        self._tasks.append(replace(task, after=tuple(sorted(required))))
+        return index
+
+    def tile(
+        self,
+        rank: int,
+        q: Chunks,
+        kv: Chunks,
+        heads: int,
+        *,
+        q_version: int = 0,
+        kv_version: int = 0,
+    ) -> None:
+        """Attend query chunks to key chunks on a rank, trimmed to what the pattern needs.
+
+        Args:
+            rank: Where.
+            q: Query chunks.
+            kv: Key chunks.
+            heads: Bit set of query heads.
+            q_version: Version of q and dout that it reads.
+            kv_version: Version of k and v that it reads.
+        """
+        kv = self.needed_kv(q, kv)
+        q = self.needed_q(q, kv)
+        if not q:
+            return
+        reads = [(Tensor.Q, q, q_version), (Tensor.K, kv, kv_version), (Tensor.V, kv, kv_version)]
+        if self.direction is Direction.FORWARD:
+            writes = [(tensor, q) for tensor in OUT_PARTS]
+        else:
+            reads += [(Tensor.LSE, q, 0), (Tensor.DOUT, q, q_version), (Tensor.OUT, q, 0)]
+            writes = [(Tensor.DQ_PART, q), *((tensor, kv) for tensor in KV_GRADS)]
+        self.add(
+            Tile(
+                place=Place(rank),
+                direction=self.direction,
+                reads=tuple(self.piece(t, chunks, heads, version) for t, chunks, version in reads),
+                writes=tuple(self.piece(tensor, chunks, heads) for tensor, chunks in writes),
+                area=self.area(q, kv),
+            )
+        )
+
+    def send(
+        self,
+        src: int,
+        dst: int,
+        tensors: Iterable[Tensor],
+        chunks: Chunks,
+        heads: int,
+        version: int = 0,
+        arrive: int | None = None,
+    ) -> None:
+        """Move pieces from one rank to another; a partial result leaves its source.
+
+        They arrive under `arrive`, or else under the version that they had.
+        """
+        pieces = tuple(
+            piece
+            for tensor in tensors
+            if (piece := self.piece(tensor, chunks, heads, version)).chunks and piece.heads
+        )
+        if pieces and src != dst:
+            arriving = version if arrive is None else arrive
+            self.add(Transfer(Leg(Place(src), Place(dst), pieces, arriving)))
+
+    def collective(self, kind: CollectiveKind, legs: Iterable[Leg]) -> None:
+        """Issue legs as one operation."""
+        kept = tuple(
+            leg._replace(pieces=pieces)
+            for leg in legs
+            if (pieces := tuple(p for p in leg.pieces if p.chunks and p.heads))
+        )
+        if kept:
+            self.add(Collective(kind, kept))
+
+    def merge(
+        self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int
+    ) -> None:
+        """Fold an arrived partial result into the rank's accumulators."""
+        self.merge_pieces(rank, [self.piece(t, chunks, heads, version) for t in tensors])
+
+    def merge_pieces(self, rank: int, pieces: Iterable[Piece]) -> None:
+        """Fold arrived pieces into the rank's accumulators, in this order."""
+        solid = tuple(piece for piece in pieces if piece.chunks and piece.heads)
+        if solid:
+            self.add(Merge(Place(rank), solid))
+
+    def finish(self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int) -> None:
+        """Turn complete accumulators into results."""
+        self.finish_pieces(rank, [self.piece(tensor, chunks, heads) for tensor in tensors])
+
+    def finish_pieces(self, rank: int, pieces: Iterable[Piece]) -> None:
+        """Turn complete accumulators, named piece by piece, into results."""
+        solid = tuple(piece for piece in pieces if piece.chunks and piece.heads)
+        if solid:
+            self.add(Finish(Place(rank), solid))
+
+    def build(self) -> Plan:
+        """Return the plan."""
+        return Plan(
+            problem=self.problem,
+            strategy=self.strategy,
+            direction=self.direction,
+            q_chunks=self.queries.chunks,
+            kv_chunks=self.keys.chunks,
+            initial=tuple(self._initial),
+            tasks=tuple(self._tasks),
+            outputs=tuple(self._outputs),
+            saved=tuple(self._saved),
+        )
+
+
+def shard_both(problem: Problem, how: Callable[[int, int], Sharding]) -> tuple[Sharding, Sharding]:
+    """Shard queries and keys the same way, each by its own length."""
+    queries = how(problem.seqlen_q, problem.cp)
+    if problem.seqlen_kv == problem.seqlen_q:
+        return queries, queries
+    return queries, how(problem.seqlen_kv, problem.cp)
+
+
+def balanced_heads(problem: Problem, ranks: int) -> tuple[int, ...]:
+    """Deal query heads to ranks: contiguous, the fullest as small as can be, KV copies fewest.
+
+    A rank needs a copy of each KV head that one of its query heads uses. Among all ways to cut the
+    heads into runs of at most ceil(heads_q / ranks), take one with the fewest copies, and among
+    those one whose runs differ least.
+
+    Returns:
+        Per rank, the bit set of its query heads.
+    """
+    cap = -(-problem.heads_q // ranks)
+    heads, group = problem.heads_q, problem.group
+    # best[h] = (KV copies, sum of squared runs, cuts) for the first h heads on r ranks so far.
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for rank in range(ranks):
+        grown: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for done, (copies, spread, cuts) in best.items():
+            for stop in range(done + 1, min(done + cap, heads - (ranks - rank - 1)) + 1):
+                used = (stop - 1) // group - done // group + 1
+                choice = (copies + used, spread + (stop - done) ** 2, (*cuts, stop))
+                if stop not in grown or choice < grown[stop]:
+                    grown[stop] = choice
+        best = grown
+    cuts = (0, *best[heads][2])
+    return tuple(
+        head_sets.span(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
+    )

@@ -1,0 +1,111 @@
+"""Every error that the harness raises on purpose.
+
+HarnessError
+├── UnsupportedError        a strategy or kernel cannot do this problem; says why and what is near
+├── MeasurementError        a run failed for a reason that is not the plan's
+└── PlanError               a plan breaks a rule; names the rule, the rank and the task
+    ├── MissedPairError         an unmasked (query, key, head) was never attended
+    ├── RepeatedPairError       a (query, key, head) was attended more than once
+    ├── MaskedPairError         a tile attends what the pattern masks, or declares a wrong area
+    ├── AbsentPieceError        a task reads a piece that its place does not hold
+    ├── UnorderedError          a task reads or overwrites a piece without an edge to its producer
+    ├── OverwriteError          a piece arrives where the same piece already lives
+    ├── LateContributionError   an accumulator grew after it had left its place
+    ├── LostResultError         an output or gradient does not end at its owner exactly once
+    ├── OrderError              two ranks do not agree on the order of their transfers
+    ├── CycleError              tasks wait for one another
+    └── CapacityError           a rank needs more memory than its device has
+"""
+
+
+class HarnessError(Exception):
+    """Root of the harness's own errors."""
+
+
+class UnsupportedError(HarnessError):
+    """A strategy or a kernel cannot do this problem.
+
+    Args:
+        reason: What, the value received, and the rule.
+        nearest: Legal configurations close to the one asked for, as text.
+    """
+
+    def __init__(self, reason: str, nearest: tuple[str, ...] = ()) -> None:
+        self.reason = reason
+        self.nearest = nearest
+        hint = f"; try {', '.join(nearest)}" if nearest else ""
+        super().__init__(reason + hint)
+
+
+class MeasurementError(HarnessError):
+    """A run failed for a reason that is not the plan's (a dead worker, a timeout, memory)."""
+
+
+class PlanError(HarnessError):
+    """A plan breaks a rule.
+
+    Args:
+        rule: The rule, as a sentence.
+        rank: The rank where it breaks; None when no single rank is at fault.
+        task: Index of the task that breaks it; None when a task is missing.
+        detail: What was found.
+    """
+
+    def __init__(self, rule: str, *, rank: int | None, task: int | None, detail: str = "") -> None:
+        self.rule = rule
+        self.rank = rank
+        self.task = task
+        self.detail = detail
+        where = ", ".join(
+            part
+            for part in (
+                "" if rank is None else f"rank {rank}",
+                "" if task is None else f"task {task}",
+            )
+            if part
+        )
+        super().__init__(f"{rule} ({where or 'whole plan'})" + (f": {detail}" if detail else ""))
+
+
+class MissedPairError(PlanError):
+    """An unmasked (query, key, head) was never attended."""
+
+
+class RepeatedPairError(PlanError):
+    """A (query, key, head) was attended more than once."""
+
+
+class MaskedPairError(PlanError):
+    """A tile attends what the pattern masks, or declares a wrong area."""
+
+
+class AbsentPieceError(PlanError):
+    """A task reads a piece that its place does not hold."""
+
+
+class UnorderedError(PlanError):
+    """A task reads or overwrites a piece without an edge to its producer or readers."""
+
+
+class OverwriteError(PlanError):
+    """A piece arrives where the same piece already lives."""
+
+
+class LateContributionError(PlanError):
+    """An accumulator grew after it had left its place."""
+
+
+class LostResultError(PlanError):
+    """An output or gradient does not end at its owner exactly once."""
+
+
+class OrderError(PlanError):
+    """Two ranks do not agree on the order of their transfers."""
+
+
+class CycleError(PlanError):
+    """Tasks wait for one another."""
+
+
+class CapacityError(PlanError):
+    """A rank needs more memory than its device has."""

@@ -1,0 +1,612 @@
+"""The plan: who computes what and who sends what, as a frozen, hashable, printable value.
+
+A plan names *pieces* (which tensor, which chunks, which heads) that live in *places* (a rank's
+device or host memory) and *tasks* that read and write them. It holds no tensors and no times.
+Tasks are stored in a topological order; a task's id is its position.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from harness import heads as head_sets
+from harness.problem import Direction, Dtype, Problem
+from patterns import make_pattern
+
+
+class Tensor(StrEnum):
+    """What a piece is a part of.
+
+    `*_PART` are partial results in accumulator precision: a value that still lacks, or may lack,
+    contributions. They are a linear resource: sending or finishing one takes it from its place.
+    """
+
+    Q = "q"
+    K = "k"
+    V = "v"
+    OUT = "out"
+    LSE = "lse"
+    DOUT = "dout"
+    DELTA = "delta"
+    DQ = "dq"
+    DK = "dk"
+    DV = "dv"
+    OUT_PART = "out_part"
+    LSE_PART = "lse_part"
+    DQ_PART = "dq_part"
+    DK_PART = "dk_part"
+    DV_PART = "dv_part"
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a partial result."""
+        return self.value.endswith("_part")
+
+    @property
+    def on_kv(self) -> bool:
+        """Whether positions and heads are those of keys (else of queries)."""
+        return self in _ON_KV
+
+
+_ON_KV = frozenset(
+    {Tensor.K, Tensor.V, Tensor.DK, Tensor.DV, Tensor.DK_PART, Tensor.DV_PART}
+)
+
+FINISHED = {
+    Tensor.OUT_PART: Tensor.OUT,
+    Tensor.LSE_PART: Tensor.LSE,
+    Tensor.DQ_PART: Tensor.DQ,
+    Tensor.DK_PART: Tensor.DK,
+    Tensor.DV_PART: Tensor.DV,
+}
+"""What each partial result becomes when it is complete."""
+
+
+GATHERED = 1
+"""Version of a copy that a collective gathered beside the original."""
+
+
+def from_rank(rank: int) -> int:
+    """Version of a partial result that arrived from a rank."""
+    return 2 + rank
+
+
+class Memory(StrEnum):
+    """Which of a rank's memories."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+class Place(NamedTuple):
+    """Where a piece lives."""
+
+    rank: int
+    memory: Memory = Memory.DEVICE
+
+
+class Piece(NamedTuple):
+    """Some chunks and heads of one tensor.
+
+    Attributes:
+        tensor: Which tensor.
+        chunks: Indices into the plan's query or key chunk table, in storage order.
+        heads: Bit set of query heads, or of KV heads where `tensor.on_kv`.
+        version: 0 for the value itself; others tell copies in one place apart: `GATHERED`, and
+            `from_rank(s)` for a partial result that arrived from rank s.
+    """
+
+    tensor: Tensor
+    chunks: tuple[int, ...]
+    heads: int
+    version: int = 0
+
+    def __str__(self) -> str:
+        """Print as `k[3,4]h0-7`."""
+        mark = f"'{self.version}" if self.version else ""
+        chunks = ",".join(map(str, self.chunks))
+        return f"{self.tensor.value}{mark}[{chunks}]h{head_sets.text(self.heads)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Attend query chunks to key chunks at one place, accumulating partial results.
+
+    Attributes:
+        place: Where.
+        direction: Forward accumulates (out, lse); backward accumulates dq, dk, dv.
+        reads: Forward q, k, v; backward q, k, v, lse, dout and out or delta, in this order.
+        writes: The accumulators, version 0.
+        area: Unmasked (query, key) pairs per head, exact.
+        after: Ids of the tasks that come first.
+    """
+
+    place: Place
+    direction: Direction
+    reads: tuple[Piece, ...]
+    writes: tuple[Piece, ...]
+    area: int
+    after: tuple[int, ...] = ()
+
+    @property
+    def q(self) -> tuple[int, ...]:
+        """Query chunks."""
+        return self.reads[0].chunks
+
+    @property
+    def kv(self) -> tuple[int, ...]:
+        """Key chunks."""
+        return self.reads[1].chunks
+
+    @property
+    def heads(self) -> int:
+        """Bit set of query heads."""
+        return self.reads[0].heads
+
+
+class Leg(NamedTuple):
+    """Pieces that move from one place to another; they arrive under `version`."""
+
+    src: Place
+    dst: Place
+    pieces: tuple[Piece, ...]
+    version: int = 0
+
+    @property
+    def arriving(self) -> tuple[Piece, ...]:
+        """The pieces as they are named at the destination."""
+        return tuple(piece._replace(version=self.version) for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One leg, alone."""
+
+    leg: Leg
+    after: tuple[int, ...] = ()
+
+
+class CollectiveKind(StrEnum):
+    """Which operation a group of legs forms."""
+
+    ALL_TO_ALL = "all_to_all"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Several legs issued as one operation.
+
+    Legs of one destination, tensor and version arrive as one piece, in leg order. A leg whose two
+    ends are the same place is a local copy and moves nothing over a link.
+    """
+
+    kind: CollectiveKind
+    legs: tuple[Leg, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Fold arrived partial results into the accumulators (version 0) of a place, in this order.
+
+    (out_part, lse_part) merge by log-sum-exp; gradients add.
+    """
+
+    place: Place
+    sources: tuple[Piece, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Turn complete accumulators into results in the problem's dtype.
+
+    Rows without any contribution become out 0, lse -inf, gradient 0.
+    """
+
+    place: Place
+    parts: tuple[Piece, ...]
+    after: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> tuple[Piece, ...]:
+        """The finished pieces."""
+        return tuple(part._replace(tensor=FINISHED[part.tensor]) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Compute delta = rowsum(dout * out), in accumulator precision."""
+
+    place: Place
+    out: Piece
+    dout: Piece
+    after: tuple[int, ...] = ()
+
+    @property
+    def result(self) -> Piece:
+        """The piece of delta."""
+        return self.out._replace(tensor=Tensor.DELTA)
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Release pieces before their last reader would (for instance after an offload)."""
+
+    place: Place
+    pieces: tuple[Piece, ...]
+    after: tuple[int, ...] = ()
+
+
+Task = Tile | Transfer | Collective | Merge | Finish | Delta | Free
+
+
+class Mode(StrEnum):
+    """What a task does to a piece."""
+
+    READ = "read"
+    TAKE = "take"
+    CREATE = "create"
+    ACCUMULATE = "accumulate"
+    DROP = "drop"
+
+
+class Effect(NamedTuple):
+    """One piece of one place that a task touches."""
+
+    place: Place
+    piece: Piece
+    mode: Mode
+
+
+def effects(task: Task) -> tuple[Effect, ...]:
+    """List what a task touches: first what it reads or takes, then what it writes."""
+    match task:
+        case Tile():
+            return tuple(
+                [Effect(task.place, piece, Mode.READ) for piece in task.reads]
+                + [Effect(task.place, piece, Mode.ACCUMULATE) for piece in task.writes]
+            )
+        case Transfer():
+            return _leg_effects((task.leg,))
+        case Collective():
+            return _leg_effects(task.legs)
+        case Merge():
+            into = [source._replace(version=0) for source in task.sources]
+            return tuple(
+                [Effect(task.place, piece, Mode.TAKE) for piece in task.sources]
+                + [Effect(task.place, piece, Mode.ACCUMULATE) for piece in into]
+            )
+        case Finish():
+            return tuple(
+                [Effect(task.place, piece, Mode.TAKE) for piece in task.parts]
+                + [Effect(task.place, piece, Mode.CREATE) for piece in task.results]
+            )
+        case Delta():
+            return (
+                Effect(task.place, task.out, Mode.READ),
+                Effect(task.place, task.dout, Mode.READ),
+                Effect(task.place, task.result, Mode.CREATE),
+            )
+        case Free():
+            return tuple(Effect(task.place, piece, Mode.DROP) for piece in task.pieces)
+
+
+def arrivals(legs: Sequence[Leg]) -> dict[tuple[Place, Tensor, int], Piece]:
+    """Join what arrives at one place of one tensor and version into one piece.
+
+    Legs of one such group bring the same heads of different chunks (joined in ascending chunk
+    order) or different heads of the same chunks.
+
+    Raises:
+        ValueError: They bring neither.
+    """
+    joined: dict[tuple[Place, Tensor, int], Piece] = {}
+    for leg in legs:
+        for piece in leg.arriving:
+            key = (leg.dst, piece.tensor, piece.version)
+            known = joined.get(key)
+            if known is None:
+                joined[key] = piece
+            elif known.heads == piece.heads:
+                chunks = tuple(sorted(known.chunks + piece.chunks))
+                joined[key] = known._replace(chunks=chunks)
+            elif known.chunks == piece.chunks:
+                joined[key] = known._replace(heads=known.heads | piece.heads)
+            else:
+                raise ValueError(
+                    f"legs bring {known} and {piece} to one place; "
+                    "they must share their heads or their chunks"
+                )
+    return joined
+
+
+def _leg_effects(legs: Sequence[Leg]) -> tuple[Effect, ...]:
+    leaving = [
+        Effect(leg.src, piece, Mode.TAKE if piece.tensor.is_part else Mode.READ)
+        for leg in legs
+        for piece in leg.pieces
+    ]
+    arriving = [
+        Effect(place, piece, Mode.CREATE) for (place, _, _), piece in arrivals(legs).items()
+    ]
+    return tuple(leaving + arriving)
+
+
+def ranks_of(task: Task) -> tuple[int, ...]:
+    """Ranks that take part in a task, ascending."""
+    match task:
+        case Transfer():
+            return tuple(sorted({task.leg.src.rank, task.leg.dst.rank}))
+        case Collective():
+            return tuple(
+                sorted({place.rank for leg in task.legs for place in (leg.src, leg.dst)})
+            )
+        case _:
+            return (task.place.rank,)
+
+
+def legs_of(task: Task) -> tuple[Leg, ...]:
+    """Legs of a task, in order; empty for compute."""
+    match task:
+        case Transfer():
+            return (task.leg,)
+        case Collective():
+            return task.legs
+        case _:
+            return ()
+
+
+class Resident(NamedTuple):
+    """A piece and the place where it lives."""
+
+    place: Place
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan for one direction of one problem.
+
+    Attributes:
+        problem: What is computed.
+        strategy: Name of the strategy, with its options, as a user would type it.
+        direction: Forward or backward.
+        q_chunks: Positions of each query chunk; together they cover the queries once.
+        kv_chunks: As `q_chunks`, for keys.
+        initial: What lives where before the first task.
+        tasks: In a topological order.
+        outputs: Where the results must end, every (chunk, head) once.
+        saved: What a forward plan leaves for its backward plan.
+    """
+
+    problem: Problem
+    strategy: str
+    direction: Direction
+    q_chunks: tuple[range, ...]
+    kv_chunks: tuple[range, ...]
+    initial: tuple[Resident, ...]
+    tasks: tuple[Task, ...]
+    outputs: tuple[Resident, ...]
+    saved: tuple[Resident, ...] = ()
+
+    def chunks(self, piece: Piece) -> tuple[range, ...]:
+        """Positions of each chunk of a piece."""
+        table = self.kv_chunks if piece.tensor.on_kv else self.q_chunks
+        return tuple(table[chunk] for chunk in piece.chunks)
+
+    def tokens(self, piece: Piece) -> int:
+        """Tokens in a piece."""
+        return sum(map(len, self.chunks(piece)))
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the JSON form, 16 hex digits; equal plans have equal hashes."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        """Hash by content."""
+        return int(self.hash, 16)
+
+    def __str__(self) -> str:
+        """Draw the rank x step grid."""
+        return grid(self)
+
+
+def _task_json(task: Task) -> list[object]:
+    after = list(task.after)
+    match task:
+        case Tile():
+            return ["tile", task.place, task.direction, task.reads, task.writes, task.area, after]
+        case Transfer():
+            return ["transfer", task.leg, after]
+        case Collective():
+            return ["collective", task.kind, task.legs, after]
+        case Merge():
+            return ["merge", task.place, task.sources, after]
+        case Finish():
+            return ["finish", task.place, task.parts, after]
+        case Delta():
+            return ["delta", task.place, task.out, task.dout, after]
+        case Free():
+            return ["free", task.place, task.pieces, after]
+
+
+def to_json(plan: Plan) -> str:
+    """Write a plan as canonical JSON (stable order, no spaces)."""
+    problem = plan.problem
+    body = {
+        "schema": 1,
+        "problem": {
+            "pattern": problem.pattern.text,
+            "seqlen_q": problem.seqlen_q,
+            "seqlen_kv": problem.seqlen_kv,
+            "heads_q": problem.heads_q,
+            "heads_kv": problem.heads_kv,
+            "head_dim": problem.head_dim,
+            "head_dim_v": problem.head_dim_v,
+            "batch": problem.batch,
+            "dtype": problem.dtype,
+            "cp": problem.cp,
+        },
+        "strategy": plan.strategy,
+        "direction": plan.direction,
+        "q_chunks": [[c.start, c.stop, c.step] for c in plan.q_chunks],
+        "kv_chunks": [[c.start, c.stop, c.step] for c in plan.kv_chunks],
+        "initial": plan.initial,
+        "tasks": [_task_json(task) for task in plan.tasks],
+        "outputs": plan.outputs,
+        "saved": plan.saved,
+    }
+    return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+
+def from_json(text: str) -> Plan:
+    """Read what `to_json` wrote.
+
+    Raises:
+        ValueError: The text is no plan of schema 1.
+    """
+    body = json.loads(text)
+    if body.get("schema") != 1:
+        raise ValueError(f"plan schema ({body.get('schema')}) must be 1; write the plan again")
+    problem = dict(body["problem"])
+    seqlen_q, seqlen_kv = problem.pop("seqlen_q"), problem.pop("seqlen_kv")
+    pattern = make_pattern(problem.pop("pattern"), seqlen_q, seqlen_kv, cross=True)
+    problem["dtype"] = Dtype(problem["dtype"])
+    return Plan(
+        problem=Problem(pattern=pattern, **problem),
+        strategy=body["strategy"],
+        direction=Direction(body["direction"]),
+        q_chunks=tuple(range(*c) for c in body["q_chunks"]),
+        kv_chunks=tuple(range(*c) for c in body["kv_chunks"]),
+        initial=_residents(body["initial"]),
+        tasks=tuple(map(_read_task, body["tasks"])),
+        outputs=_residents(body["outputs"]),
+        saved=_residents(body["saved"]),
+    )
+
+
+def _place(raw: Sequence[object]) -> Place:
+    return Place(int(str(raw[0])), Memory(str(raw[1])))
+
+
+def _piece(raw: list[object]) -> Piece:
+    tensor, chunks, heads, version = raw
+    assert isinstance(chunks, list) and isinstance(heads, int) and isinstance(version, int)
+    return Piece(Tensor(str(tensor)), tuple(chunks), heads, version)
+
+
+def _pieces(raw: list[list[object]]) -> tuple[Piece, ...]:
+    return tuple(map(_piece, raw))
+
+
+def _leg(raw: list[list[object]]) -> Leg:
+    src, dst, pieces, version = raw
+    assert isinstance(version, int)
+    return Leg(_place(src), _place(dst), tuple(_piece(p) for p in pieces), version)  # type: ignore[arg-type]
+
+
+def _residents(raw: list[list[list[object]]]) -> tuple[Resident, ...]:
+    return tuple(Resident(_place(place), _piece(piece)) for place, piece in raw)
+
+
+def _read_task(raw: list) -> Task:  # type: ignore[type-arg]
+    kind, *rest, after = raw
+    edges = tuple(after)
+    match kind:
+        case "tile":
+            place, direction, reads, writes, area = rest
+            return Tile(
+                _place(place), Direction(direction), _pieces(reads), _pieces(writes), area, edges
+            )
+        case "transfer":
+            return Transfer(_leg(rest[0]), edges)
+        case "collective":
+            return Collective(CollectiveKind(rest[0]), tuple(map(_leg, rest[1])), edges)
+        case "merge":
+            return Merge(_place(rest[0]), _pieces(rest[1]), edges)
+        case "finish":
+            return Finish(_place(rest[0]), _pieces(rest[1]), edges)
+        case "delta":
+            return Delta(_place(rest[0]), _piece(rest[1]), _piece(rest[2]), edges)
+        case "free":
+            return Free(_place(rest[0]), _pieces(rest[1]), edges)
+        case _:
+            raise ValueError(f"task kind ({kind}) is not one that a plan has")
+
+
+def label(task: Task) -> str:
+    """One short cell of the grid for a task."""
+    match task:
+        case Tile():
+            q, kv = (",".join(map(str, c)) for c in (task.q, task.kv))
+            return f"q{q}·k{kv}"
+        case Transfer():
+            return f"{_names(task.leg.pieces)}→{task.leg.dst.rank}"
+        case Collective():
+            return task.kind.value.replace("_", "-")
+        case Merge():
+            return f"+{_names(task.sources)}"
+        case Finish():
+            return "=" + ",".join(piece.tensor.value for piece in task.results)
+        case Delta():
+            return "delta"
+        case Free():
+            return f"free {_names(task.pieces)}"
+
+
+def _names(pieces: Sequence[Piece]) -> str:
+    tensors = "".join(dict.fromkeys(p.tensor.value.removesuffix("_part") for p in pieces))
+    return tensors + ",".join(map(str, pieces[0].chunks))
+
+
+def steps_of(plan: Plan) -> list[int]:
+    """Step of every task: how many tiles its rank (a transfer's source) began before it."""
+    seen: dict[int, int] = {}
+    steps = []
+    for task in plan.tasks:
+        match task:
+            case Tile():
+                step = seen.get(task.place.rank, 0)
+                seen[task.place.rank] = step + 1
+            case Transfer():
+                step = seen.get(task.leg.src.rank, 0)
+            case Collective():
+                step = max(seen.get(rank, 0) for rank in ranks_of(task))
+            case _:
+                step = max(seen.get(task.place.rank, 0) - 1, 0)
+        steps.append(step)
+    return steps
+
+
+def grid(plan: Plan, mark: int | None = None, width: int = 22) -> str:
+    """Draw a plan as rank x step; `mark` is the id of a task to point at.
+
+    Each cell lists the tasks that a rank begins in a step: `k0→1` sends, `q0·k0` attends,
+    `+dk` merges, `=out` finishes.
+    """
+    steps = steps_of(plan)
+    cells: dict[tuple[int, int], list[str]] = {}
+    for index, (task, step) in enumerate(zip(plan.tasks, steps, strict=True)):
+        row = task.leg.src.rank if isinstance(task, Transfer) else ranks_of(task)[0]
+        note = ">>" + label(task) + "<< ERROR" if index == mark else label(task)
+        rows = ranks_of(task) if isinstance(task, Collective) else (row,)
+        for rank in rows:
+            cells.setdefault((rank, step), []).append(note)
+    last = max(steps, default=0)
+    lines = [f"{plan.strategy} {plan.direction.value} cp={plan.problem.cp}"]
+    lines.append("rank " + " ".join(f"step {s}".ljust(width) for s in range(last + 1)))
+    for rank in range(plan.problem.cp):
+        columns = [cells.get((rank, step), []) for step in range(last + 1)]
+        for line in range(max(map(len, columns), default=0) or 1):
+            head = f"{rank:>4} " if line == 0 else "     "
+            texts = [(col[line] if line < len(col) else "") for col in columns]
+            lines.append((head + " ".join(t.ljust(width) for t in texts)).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""One attention problem: the pattern, the shapes, the precision and the number of ranks."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from patterns.pattern import Pattern
+
+
+class Direction(StrEnum):
+    """Which pass a plan computes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Dtype(StrEnum):
+    """Precision of inputs and outputs; partial results are kept in `accumulator_bytes`."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per element of inputs and outputs."""
+        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.value]
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """Bytes per element of partial results: float64 for float64, else float32."""
+        return 8 if self is Dtype.FLOAT64 else 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be computed; every strategy plans the same value.
+
+    Attributes:
+        pattern: Who attends whom; carries seqlen_q and seqlen_kv (tokens).
+        heads_q: Query heads.
+        heads_kv: Key/value heads; divides heads_q. Query head h uses KV head h // group.
+        head_dim: Width of q and k (elements).
+        head_dim_v: Width of v and out; 0 means equal to head_dim.
+        batch: Sequences side by side, >= 1.
+        dtype: Precision of inputs and outputs.
+        cp: Context-parallel degree, >= 1.
+    """
+
+    pattern: Pattern
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int = 0
+    batch: int = 1
+    dtype: Dtype = Dtype.FLOAT32
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        """Check ranges; raises ValueError with the value received and the rule."""
+        for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.heads_q % self.heads_kv:
+            divisors = [h for h in range(1, self.heads_q + 1) if self.heads_q % h == 0]
+            raise ValueError(
+                f"heads_kv ({self.heads_kv}) must divide heads_q ({self.heads_q}); "
+                f"try one of {divisors}"
+            )
+        if self.head_dim_v == 0:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+
+    @property
+    def seqlen_q(self) -> int:
+        """Query tokens, over all ranks."""
+        return self.pattern.seqlen_q
+
+    @property
+    def seqlen_kv(self) -> int:
+        """Key tokens, over all ranks."""
+        return self.pattern.seqlen_kv
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def all_heads(self) -> int:
+        """Bit set of all query heads."""
+        return (1 << self.heads_q) - 1
+
+    def kv_heads(self, heads: int) -> int:
+        """Bit set of the KV heads that the query heads in the bit set `heads` use."""
+        kv, group_mask = 0, (1 << self.group) - 1
+        for head in range(self.heads_kv):
+            if heads >> (head * self.group) & group_mask:
+                kv |= 1 << head
+        return kv
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on q.k before the softmax: head_dim ** -0.5 (arXiv:1706.03762, section 3.2.1)."""
+        return float(self.head_dim) ** -0.5

@@ -1,0 +1,244 @@
+"""What lives where while a plan runs: the one readiness rule.
+
+Walking a plan's tasks in order, this module keeps the slabs (pieces as they were created) of every
+place. For each task it resolves the pieces that the task touches to parts of slabs, and tells which
+earlier tasks it must wait for. The builder derives edges from it, the verifier checks edges against
+it, and the executor and the memory ledger read their buffers from it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from harness import heads as head_sets
+from harness.errors import AbsentPieceError, OverwriteError
+from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, effects
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One buffer: chunks in storage order x heads in ascending order of one tensor."""
+
+    id: int
+    place: Place
+    piece: Piece
+
+
+class Segment(NamedTuple):
+    """A part of a slab: consecutive chunks x some of its heads."""
+
+    slab: int
+    chunks: tuple[int, ...]
+    heads: int
+
+
+class Access(NamedTuple):
+    """A piece that a task touches and the parts of slabs that make it up, in piece order."""
+
+    place: Place
+    piece: Piece
+    mode: Mode
+    segments: tuple[Segment, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """One task, resolved."""
+
+    requires: set[int]
+    accesses: list[Access]
+    creates: list[int]
+    frees: list[int] = field(default_factory=list)
+
+
+class _Cell(NamedTuple):
+    slab: int
+    heads: int
+
+
+class Residency:
+    """The slabs of every place, as tasks are applied one by one."""
+
+    def __init__(self, initial: tuple[Resident, ...]) -> None:
+        self.slabs: list[Slab] = []
+        self.last_use: list[int] = []
+        self._writer: list[int | None] = []
+        self._readers: list[list[int]] = []
+        self._cells: dict[tuple[Place, Tensor, int], dict[int, list[_Cell]]] = {}
+        for place, piece in initial:
+            self._create(place, piece, None)
+
+    def apply(self, index: int, task: Task) -> Step:
+        """Advance by one task.
+
+        Args:
+            index: The task's id.
+            task: The task; its `after` is not looked at.
+
+        Returns:
+            What it must wait for, and what it touches.
+
+        Raises:
+            AbsentPieceError: It reads what its place does not hold.
+            OverwriteError: It creates what its place already holds.
+        """
+        step = Step(set(), [], [])
+        tolerant = isinstance(task, Finish)
+        for place, piece, mode in effects(task):
+            if mode is Mode.CREATE:
+                slab = self._create(place, piece, index)
+                step.creates.append(slab)
+                segments = (Segment(slab, piece.chunks, piece.heads),)
+            else:
+                if mode is Mode.ACCUMULATE:
+                    step.creates.extend(self._fill(place, piece, index))
+                segments = self.resolve(place, piece, index, tolerant=tolerant)
+                for segment in segments:
+                    self._touch(step, segment.slab, mode, index)
+                if mode in (Mode.TAKE, Mode.DROP):
+                    self._remove(place, piece)
+            step.accesses.append(Access(place, piece, mode, segments))
+        step.requires.discard(index)
+        return step
+
+    def resolve(
+        self, place: Place, piece: Piece, index: int | None, *, tolerant: bool = False
+    ) -> tuple[Segment, ...]:
+        """Find the parts of slabs that hold a piece, in the piece's chunk order.
+
+        Raises:
+            AbsentPieceError: Some of it is not there (unless `tolerant`).
+        """
+        table = self._cells.get((place, piece.tensor, piece.version), {})
+        segments: list[Segment] = []
+        for chunk in piece.chunks:
+            missing = piece.heads
+            for slab, heads in table.get(chunk, ()):
+                found = heads & piece.heads
+                if found:
+                    missing &= ~found
+                    self._append(segments, slab, chunk, found)
+            if missing and not tolerant:
+                raise AbsentPieceError(
+                    "a task reads only what its place holds",
+                    rank=place.rank,
+                    task=index,
+                    detail=f"{piece} is read on {place.memory.value}, but chunk {chunk} "
+                    f"heads {head_sets.text(missing)} are not there",
+                )
+        return tuple(segments)
+
+    def _append(self, segments: list[Segment], slab: int, chunk: int, heads: int) -> None:
+        if segments:
+            last = segments[-1]
+            if last.slab == slab and last.heads == heads:
+                order = self.slabs[slab].piece.chunks
+                at = order.index(last.chunks[-1])
+                if at + 1 < len(order) and order[at + 1] == chunk:
+                    segments[-1] = last._replace(chunks=(*last.chunks, chunk))
+                    return
+        segments.append(Segment(slab, (chunk,), heads))
+
+    def _create(self, place: Place, piece: Piece, index: int | None) -> int:
+        table = self._cells.setdefault((place, piece.tensor, piece.version), {})
+        slab = len(self.slabs)
+        for chunk in piece.chunks:
+            cells = table.setdefault(chunk, [])
+            for cell in cells:
+                if cell.heads & piece.heads:
+                    raise OverwriteError(
+                        "nothing is overwritten in use",
+                        rank=place.rank,
+                        task=index,
+                        detail=f"{piece} arrives, but chunk {chunk} is already there",
+                    )
+            cells.append(_Cell(slab, piece.heads))
+        self.slabs.append(Slab(slab, place, piece))
+        self.last_use.append(-1 if index is None else index)
+        self._writer.append(index)
+        self._readers.append([])
+        return slab
+
+    def _fill(self, place: Place, piece: Piece, index: int) -> Iterator[int]:
+        """Create accumulators for the cells of a piece that have none yet."""
+        table = self._cells.get((place, piece.tensor, piece.version), {})
+        groups: list[tuple[int, list[int]]] = []
+        for chunk in piece.chunks:
+            missing = piece.heads
+            for cell in table.get(chunk, ()):
+                missing &= ~cell.heads
+            if not missing:
+                continue
+            if groups and groups[-1][0] == missing:
+                groups[-1][1].append(chunk)
+            else:
+                groups.append((missing, [chunk]))
+        for heads, chunks in groups:
+            yield self._create(place, piece._replace(chunks=tuple(chunks), heads=heads), index)
+
+    def _touch(self, step: Step, slab: int, mode: Mode, index: int) -> None:
+        writer = self._writer[slab]
+        if writer is not None:
+            step.requires.add(writer)
+        if mode is Mode.READ:
+            self._readers[slab].append(index)
+        else:
+            step.requires.update(self._readers[slab])
+            self._writer[slab] = index
+            self._readers[slab] = []
+        self.last_use[slab] = index
+
+    def _remove(self, place: Place, piece: Piece) -> None:
+        table = self._cells.get((place, piece.tensor, piece.version), {})
+        for chunk in piece.chunks:
+            kept = [
+                _Cell(slab, heads & ~piece.heads)
+                for slab, heads in table.get(chunk, ())
+                if heads & ~piece.heads
+            ]
+            if kept:
+                table[chunk] = kept
+            else:
+                table.pop(chunk, None)
+
+    def left(self) -> Iterator[tuple[Place, Tensor, int]]:
+        """List the (place, tensor, chunk) of partial results that nobody took."""
+        for (place, tensor, _), table in self._cells.items():
+            if tensor.is_part:
+                for chunk in table:
+                    yield place, tensor, chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plan with every piece resolved to slabs.
+
+    Attributes:
+        plan: The plan.
+        slabs: All buffers, by id; the first `initial` of them exist before the first task.
+        steps: One per task.
+        kept: Slabs that hold outputs or saved pieces and outlive the plan.
+        initial: How many slabs are there at the start.
+    """
+
+    plan: Plan
+    slabs: tuple[Slab, ...]
+    steps: tuple[Step, ...]
+    kept: frozenset[int]
+    initial: int
+
+
+def resolve(plan: Plan) -> Program:
+    """Walk a plan and resolve every piece; see `Residency` for what it raises."""
+    residency = Residency(plan.initial)
+    initial = len(residency.slabs)
+    steps = [residency.apply(index, task) for index, task in enumerate(plan.tasks)]
+    kept = frozenset(
+        segment.slab
+        for place, piece in (*plan.outputs, *plan.saved)
+        for segment in residency.resolve(place, piece, None)
+    )
+    for slab, last in enumerate(residency.last_use):
+        if slab not in kept and last >= 0:
+            steps[last].frees.append(slab)
+    return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial)

@@ -1,0 +1,53 @@
+"""Bytes and flops of everything in a plan: the one place that knows them."""
+
+from harness.plan import Leg, Piece, Plan, Tensor, Tile
+from harness.problem import Direction
+
+_ACCUMULATED = frozenset(
+    {Tensor.LSE, Tensor.DELTA} | {tensor for tensor in Tensor if tensor.is_part}
+)
+_PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
+_WIDE_V = frozenset(
+    {Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.DV, Tensor.OUT_PART, Tensor.DV_PART}
+)
+
+
+def element_bytes(plan: Plan, tensor: Tensor) -> int:
+    """Bytes per element of a tensor: accumulator precision for parts, lse and delta."""
+    dtype = plan.problem.dtype
+    return dtype.accumulator_bytes if tensor in _ACCUMULATED else dtype.bytes
+
+
+def width(plan: Plan, tensor: Tensor) -> int:
+    """Elements per token and head."""
+    if tensor in _PER_ROW:
+        return 1
+    return plan.problem.head_dim_v if tensor in _WIDE_V else plan.problem.head_dim
+
+
+def piece_bytes(plan: Plan, piece: Piece) -> int:
+    """Bytes of a piece."""
+    rows = plan.problem.batch * piece.heads.bit_count() * plan.tokens(piece)
+    return rows * width(plan, piece.tensor) * element_bytes(plan, piece.tensor)
+
+
+def leg_bytes(plan: Plan, leg: Leg) -> int:
+    """Bytes that a leg moves between ranks or memories; 0 when both ends are one place."""
+    if leg.src == leg.dst:
+        return 0
+    return sum(piece_bytes(plan, piece) for piece in leg.pieces)
+
+
+def tile_flops(plan: Plan, tile: Tile) -> int:
+    """Floating-point operations of a tile, from its exact area.
+
+    Forward 2 products, backward 5 (the scores again, dP, dV, dQ, dK): 2 flops per multiply-add.
+
+    Source: FlashAttention-2 (arXiv:2307.08691, section 4.1): backward = 2.5 x forward.
+    """
+    problem = plan.problem
+    pairs = tile.area * tile.heads.bit_count() * problem.batch
+    d_k, d_v = problem.head_dim, problem.head_dim_v
+    if tile.direction is Direction.FORWARD:
+        return pairs * 2 * (d_k + d_v)
+    return pairs * 2 * (3 * d_k + 2 * d_v)

@@ -1,0 +1,168 @@
+"""What a strategy is: a name, a paper, and one function from a problem to a plan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+
+
+class Placement(StrEnum):
+    """How tokens are dealt to ranks, where a strategy leaves the choice."""
+
+    CONTIGUOUS = "contiguous"
+    ZIGZAG = "zigzag"
+    STRIPE = "stripe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything that a user may choose inside a strategy; each reads what it accepts.
+
+    Attributes:
+        prune: Leave out transfers that the pattern makes useless.
+        placement: How tokens are dealt to ranks; None lets the strategy choose.
+        ulysses: Degree of the head axis of USP; None lets it choose.
+        ring_inside: USP with the ring, not the head axis, on neighbouring ranks.
+        inner: Length of the inner ring of the double ring; None takes the node size.
+    """
+
+    prune: bool = True
+    placement: Placement | None = None
+    ulysses: int | None = None
+    ring_inside: bool = False
+    inner: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a planner may know beyond the problem.
+
+    Attributes:
+        gpus_per_node: Ranks that share fast links; neighbouring ranks share a node.
+        evaluate: Simulated seconds of a plan, for planners that search.
+    """
+
+    gpus_per_node: int = 8
+    evaluate: Callable[[Plan], float] | None = None
+
+
+Planner = Callable[[Problem, Direction, Options, Context, str], Plan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to spread attention over ranks.
+
+    Attributes:
+        name: What a user types.
+        summary: One line for lists.
+        paper: Where it was published.
+        plan: (problem, direction, options, context, spelled name) -> plan; raises
+            UnsupportedError with the reason and what is near and legal.
+        accepts: Names of the options that it reads.
+        defaults: Options that differ from the class's own defaults.
+        balanced: Whether its token placement is meant to balance a causal pattern.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    plan: Planner
+    accepts: frozenset[str] = frozenset()
+    defaults: Options = Options()
+
+
+ALIASES: Mapping[str, str] = {
+    "strip": "stripe",
+    "striped": "stripe",
+    "a2a": "ulysses",
+    "p2p": "ring",
+    "dual-chunk-swap": "zigzag",
+    "head-tail": "zigzag",
+    "llama3": "allgather",
+    "a2a+p2p": "usp",
+    "ulysses_ring": "usp",
+}
+"""Other projects' names for the same strategies, accepted at the edge only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A strategy with its options, as a user spelled it."""
+
+    strategy: Strategy
+    options: Options
+
+    @property
+    def text(self) -> str:
+        """Canonical spelling: the name, then the options that differ from the defaults."""
+        parts = []
+        for item in fields(Options):
+            value = getattr(self.options, item.name)
+            if value != getattr(self.strategy.defaults, item.name):
+                shown = str(value).lower() if isinstance(value, bool) else str(value)
+                parts.append(f"{item.name}={shown}")
+        return self.strategy.name + (":" + ",".join(parts) if parts else "")
+
+    def plan(
+        self, problem: Problem, direction: Direction, context: Context | None = None
+    ) -> Plan:
+        """Plan a problem; see `Strategy.plan`."""
+        return self.strategy.plan(
+            problem, direction, self.options, context or Context(), self.text
+        )
+
+
+def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
+    """Read `name[:option=value,...]`, for instance `usp:ulysses=4` or `usp:4x2`.
+
+    Raises:
+        ValueError: Unknown name, option or value; the choices are listed.
+    """
+    name, _, tail = text.partition(":")
+    name = ALIASES.get(name, name)
+    if name not in table:
+        raise ValueError(f"strategy ({name}) is unknown; choose from {', '.join(sorted(table))}")
+    strategy = table[name]
+    options = strategy.defaults
+    for part in filter(None, tail.split(",")):
+        options = _with_option(options, strategy, part)
+    return Chosen(strategy, options)
+
+
+def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
+    key, _, value = part.partition("=")
+    if not value and "ulysses" in strategy.accepts and "x" in part:
+        key, value = "ulysses", part.partition("x")[0]
+    key = key.replace("-", "_")
+    if key not in strategy.accepts:
+        known = ", ".join(sorted(strategy.accepts)) or "no options"
+        raise ValueError(f"{strategy.name}: option ({key}) is unknown; it takes {known}")
+    try:
+        match key:
+            case "prune":
+                return replace(options, prune=_flag(value))
+            case "ring_inside":
+                return replace(options, ring_inside=_flag(value))
+            case "placement":
+                return replace(options, placement=Placement(value))
+            case "ulysses":
+                return replace(options, ulysses=_degree(value))
+            case _:
+                return replace(options, inner=_degree(value))
+    except ValueError as error:
+        raise ValueError(f"{strategy.name}: {key} ({value}): {error}") from None
+
+
+def _flag(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return value == "true"
+
+
+def _degree(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return int(value)

@@ -1,0 +1,29 @@
+"""The strategies: one short file each; adding one is a file and a line here."""
+
+from collections.abc import Mapping
+
+from harness.strategy import Chosen, Strategy, choose
+from strategies import allgather, double_ring, ring, stripe, ulysses, usp, zigzag
+
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        ring.STRATEGY,
+        ring.CLASSIC,
+        zigzag.STRATEGY,
+        stripe.STRATEGY,
+        double_ring.STRATEGY,
+        allgather.STRATEGY,
+        ulysses.STRATEGY,
+        usp.STRATEGY,
+    )
+}
+
+
+def strategy(text: str) -> Chosen:
+    """Read a strategy with its options: `ring`, `usp:4x2`, `double_ring:inner=2`.
+
+    Raises:
+        ValueError: Unknown name, option or value; the choices are listed.
+    """
+    return choose(text, STRATEGIES)

@@ -1,0 +1,49 @@
+"""All-gather attention: fetch all keys that the local queries need, then attend in one go.
+
+One collective brings k, one brings v; there is no overlap and no merge, so the forward error is
+that of a single device. Backward gathers again (only the owner's keys are saved) and returns the
+partial dk and dv with a reduce-scatter, which owners add in rank order.
+"""
+
+from harness.build import KV, KV_GRADS, PlanBuilder, shard_both
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import contiguous, stripe, zigzag
+from harness.strategy import Context, Options, Placement, Strategy
+from harness.verbs import all_gather, finish_tokens, hold_tokens, reduce_scatter
+
+_PLACEMENTS = {
+    Placement.CONTIGUOUS: contiguous,
+    Placement.ZIGZAG: zigzag,
+    Placement.STRIPE: stripe,
+}
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan one gather and one tile per rank; legal for every problem."""
+    del context
+    queries, keys = shard_both(problem, _PLACEMENTS[options.placement or Placement.CONTIGUOUS])
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    ranks = range(problem.cp)
+    for rank in ranks:
+        hold_tokens(b, rank)
+    reach = [all_gather(b, tensor) for tensor in KV][0]
+    for rank in ranks:
+        b.tile(rank, queries.owned[rank], reach[rank], problem.all_heads, kv_version=1)
+    if direction is Direction.BACKWARD:
+        for tensor in KV_GRADS:
+            reduce_scatter(b, tensor)
+    for rank in ranks:
+        finish_tokens(b, rank)
+    return b.build()
+
+
+STRATEGY = Strategy(
+    name="allgather",
+    summary="gather the needed keys, attend once",
+    paper="Llama 3 (arXiv:2407.21783, section 3.3.2)",
+    plan=plan,
+    accepts=frozenset({"prune", "placement"}),
+)

@@ -1,0 +1,68 @@
+"""Double ring: an inner ring on a node's fast links, an outer ring between nodes.
+
+Ranks are numbered node by node, w to a node. Outer step o brings a node the keys of node n - o;
+its w inner steps pass them around inside. The keys for the next outer step leave for the next node
+when an outer step begins, so the slow transfer has w kernels to hide behind, and all w ranks of a
+node use their network cards at once.
+
+    w = 2, 4 ranks   step (0,0)  (0,1)   (1,0)  (1,1)
+    node 0  rank 0        k0      k1      k2     k3
+            rank 1        k1      k0      k3     k2
+    node 1  rank 2        k2      k3      k0     k1
+            rank 3        k3      k2      k1     k0
+"""
+
+from harness.build import PlanBuilder, shard_both
+from harness.errors import UnsupportedError
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import contiguous, stripe, zigzag
+from harness.strategy import Context, Options, Placement, Strategy
+from harness.verbs import Holder, ring_attention
+
+_PLACEMENTS = {
+    Placement.CONTIGUOUS: contiguous,
+    Placement.ZIGZAG: zigzag,
+    Placement.STRIPE: stripe,
+}
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan an inner and an outer ring.
+
+    Raises:
+        UnsupportedError: The inner length does not divide cp.
+    """
+    cp = problem.cp
+    inner = options.inner or min(context.gpus_per_node, cp)
+    if cp % inner:
+        legal = tuple(f"inner={w}" for w in range(1, cp + 1) if cp % w == 0)
+        raise UnsupportedError(f"double_ring: inner ({inner}) must divide cp ({cp})", legal)
+    nodes = cp // inner
+
+    def source(rank: int, step: int) -> int:
+        node, local = divmod(rank, inner)
+        outer_step, inner_step = divmod(step, inner)
+        return (node - outer_step) % nodes * inner + (local - inner_step) % inner
+
+    def parent(rank: int, step: int) -> Holder:
+        node, local = divmod(rank, inner)
+        if step % inner:
+            return node * inner + (local - 1) % inner, step - 1
+        return (node - 1) % nodes * inner + local, step - inner
+
+    queries, keys = shard_both(problem, _PLACEMENTS[options.placement or Placement.ZIGZAG])
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    ring_attention(b, source, parent)
+    return b.build()
+
+
+STRATEGY = Strategy(
+    name="double_ring",
+    summary="a ring inside each node, a ring between nodes",
+    paper="Gu et al., LoongTrain, arXiv:2406.18485, section 4.3",
+    plan=plan,
+    accepts=frozenset({"prune", "inner", "placement"}),
+)

@@ -1,0 +1,41 @@
+"""Striped attention: rank r owns tokens r, r + cp, r + 2cp, ...; then a ring as usual.
+
+Under a causal pattern every (rank, step) is a triangle over its own indices, with the diagonal when
+the keys' stripe is not later than the queries', without it otherwise:
+
+    keys from rank <= r:  j <= i          keys from rank > r:  j <= i - 1
+
+so all ranks carry the same work at every step, up to half a diagonal.
+"""
+
+from harness.build import PlanBuilder, shard_both
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import stripe
+from harness.strategy import Context, Options, Strategy
+from harness.verbs import ring_attention
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan a ring of all ranks over stripes; legal for every problem."""
+    del context
+    cp = problem.cp
+    queries, keys = shard_both(problem, stripe)
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    ring_attention(
+        b,
+        source=lambda rank, step: (rank - step) % cp,
+        parent=lambda rank, step: ((rank - 1) % cp, step - 1),
+    )
+    return b.build()
+
+
+STRATEGY = Strategy(
+    name="stripe",
+    summary="ring over every cp-th token; balanced for causal at every step",
+    paper="Brandon et al., Striped Attention, arXiv:2311.09431, section 3",
+    plan=plan,
+    accepts=frozenset({"prune"}),
+)

@@ -1,0 +1,100 @@
+"""USP: Ulysses inside groups of U ranks, a ring between R groups; U x R = cp.
+
+The head axis takes the fast links (neighbouring ranks) by default; `ring_inside` swaps the axes.
+Tokens are zigzag chunk pairs of the R ring positions, each cut in order among the U ranks, so that
+a gathered sequence is in ascending order and a causal pattern loads all ranks alike.
+
+    U = 2, R = 2      ring position 0     ring position 1
+    heads 0-15        rank 0              rank 2            <- a ring
+    heads 16-31       rank 1              rank 3            <- a ring
+                      all-to-all          all-to-all
+"""
+
+from harness.build import PlanBuilder, balanced_heads, shard_both
+from harness.errors import UnsupportedError
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import Sharding, contiguous, stripe, subdivided, zigzag
+from harness.strategy import Context, Options, Placement, Strategy
+from harness.verbs import HeadGroups, Ring, head_attention, seats_of
+
+_PLACEMENTS = {
+    Placement.CONTIGUOUS: contiguous,
+    Placement.ZIGZAG: zigzag,
+    Placement.STRIPE: stripe,
+}
+
+
+def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, int]:
+    """Choose (U, R): as asked, or the largest U that fits heads, node and cp.
+
+    Raises:
+        UnsupportedError: U does not divide cp or exceeds heads_q; legal U x R are listed.
+    """
+    cp, most = problem.cp, problem.heads_q
+    legal = tuple(f"{u}x{cp // u}" for u in range(1, cp + 1) if cp % u == 0 and u <= most)
+    u = options.ulysses
+    if u is None:
+        fitting = [
+            int(text.partition("x")[0])
+            for text in legal
+            if int(text.partition("x")[0]) <= min(context.gpus_per_node, problem.heads_kv)
+        ]
+        u = max(fitting)
+    if cp % u or u > most:
+        raise UnsupportedError(
+            f"usp: the Ulysses degree ({u}) must divide cp ({cp}) and not exceed "
+            f"heads_q ({most})",
+            legal,
+        )
+    return u, cp // u
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan a turn inside each group, a ring across groups, and the turn back.
+
+    Raises:
+        UnsupportedError: See `degrees`.
+    """
+    u, r = degrees(problem, options, context)
+
+    def rank_at(head_axis: int, ring_axis: int) -> int:
+        return head_axis * r + ring_axis if options.ring_inside else ring_axis * u + head_axis
+
+    def axes(rank: int) -> tuple[int, int]:
+        return divmod(rank, r) if options.ring_inside else divmod(rank, u)[::-1]
+
+    def shard(seqlen: int, cp: int) -> Sharding:
+        placed = _PLACEMENTS[options.placement or Placement.ZIGZAG](seqlen, r)
+        fine = subdivided(placed, u)
+        owned = [fine.owned[axes(rank)[1] * u + axes(rank)[0]] for rank in range(cp)]
+        return Sharding(fine.chunks, tuple(owned))
+
+    def source(rank: int, step: int) -> int:
+        head_axis, ring_axis = axes(rank)
+        return rank_at(head_axis, (ring_axis - step) % r)
+
+    def parent(rank: int, step: int) -> tuple[int, int]:
+        head_axis, ring_axis = axes(rank)
+        return rank_at(head_axis, (ring_axis - 1) % r), step - 1
+
+    queries, keys = shard_both(problem, shard)
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    heads = balanced_heads(problem, u)
+    groups = HeadGroups(
+        tuple(tuple(rank_at(h, ring) for h in range(u)) for ring in range(r)),
+        tuple(heads[axes(rank)[0]] for rank in range(problem.cp)),
+    )
+    head_attention(b, groups, Ring(seats_of(b, groups), r, source, parent))
+    return b.build()
+
+
+STRATEGY = Strategy(
+    name="usp",
+    summary="Ulysses on fast links x ring between them",
+    paper="Fang and Zhao, USP, arXiv:2405.07719, section 3",
+    plan=plan,
+    accepts=frozenset({"prune", "ulysses", "ring_inside", "placement"}),
+)

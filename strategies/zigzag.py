@@ -1,0 +1,44 @@
+"""Zigzag ring: rank r owns chunks r and 2cp-1-r, so a causal pattern loads all ranks alike.
+
+cp = 4, 8 chunks, their owners, and how many chunk pairs a causal pattern asks of each chunk:
+
+    chunk   0    1    2    3    4    5    6    7
+    owner   0    1    2    3    3    2    1    0
+    work   0.5  1.5  2.5  3.5  4.5  5.5  6.5  7.5      every rank: 8
+
+Visiting keys from an earlier rank meet both chunks of the queries with their first half only; keys
+from a later rank meet the second chunk with both halves: always half a full step. Any other pattern
+is legal too; the placement then balances as well as it happens to.
+"""
+
+from harness.build import PlanBuilder, shard_both
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import zigzag
+from harness.strategy import Context, Options, Strategy
+from harness.verbs import ring_attention
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan a ring of all ranks over zigzag chunks; legal for every problem."""
+    del context
+    cp = problem.cp
+    queries, keys = shard_both(problem, zigzag)
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    ring_attention(
+        b,
+        source=lambda rank, step: (rank - step) % cp,
+        parent=lambda rank, step: ((rank - 1) % cp, step - 1),
+    )
+    return b.build()
+
+
+STRATEGY = Strategy(
+    name="zigzag",
+    summary="ring over head-tail chunk pairs; balanced for causal",
+    paper="Brandon et al. idea as in Llama 3 (arXiv:2407.21783, section 3.3.2) and Megatron Core",
+    plan=plan,
+    accepts=frozenset({"prune"}),
+)
