@@ -84,9 +84,7 @@ def _pair(pattern: Pattern, q: range, k: range, row: int, col: int) -> Iterator[
         yield from _band(q[r0:r1], k[c0:c1], band.lo, band.hi, row + r0, col + c0)
 
 
-def _band(
-    q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
-) -> Iterator[Call]:
+def _band(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Iterator[Call]:
     """Calls for lo <= q - k <= hi on a rectangle whose corner is at (row, col)."""
     if not q or not k:
         return
@@ -110,9 +108,7 @@ def _band(
     key_first = max(0, first - high) if high is not None else 0
     key_last = min(len(k), last - low) if low is not None else len(k)
     if (first, last, key_first, key_last) != (0, len(q), 0, len(k)):
-        yield from _band(
-            q[first:last], k[key_first:key_last], lo, hi, row + first, col + key_first
-        )
+        yield from _band(q[first:last], k[key_first:key_last], lo, hi, row + first, col + key_first)
     elif high is None and low is not None:
         yield from _causal(q, k, -low, row, col)
     else:
@@ -126,9 +122,7 @@ def _causal(q: range, k: range, shift: int, row: int, col: int) -> Iterator[Call
     yield _call(q, k[shift:], MaskKind.CAUSAL, row, col + shift)
 
 
-def _cut(
-    q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
-) -> Iterator[Call]:
+def _cut(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Iterator[Call]:
     """Cut a band into bounded calls: full rectangles inside it, mask tensors on its edges."""
     for r in range(0, len(q), MASK_EDGE):
         rows = q[r : r + MASK_EDGE]
@@ -151,9 +145,7 @@ def _visible(k: range, first: int, last: int, lo: int | None, hi: int | None) ->
     return _inside(k, lowest, highest)
 
 
-def _edge(
-    q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
-) -> Iterator[Call]:
+def _edge(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Iterator[Call]:
     """One bounded call, trimmed to the rows and columns that see each other."""
     step = q.step
     shift = k.start - q.start

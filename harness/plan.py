@@ -52,9 +52,7 @@ class Tensor(StrEnum):
         return self in _ON_KV
 
 
-_ON_KV = frozenset(
-    {Tensor.K, Tensor.V, Tensor.DK, Tensor.DV, Tensor.DK_PART, Tensor.DV_PART}
-)
+_ON_KV = frozenset({Tensor.K, Tensor.V, Tensor.DK, Tensor.DV, Tensor.DK_PART, Tensor.DV_PART})
 
 FINISHED = {
     Tensor.OUT_PART: Tensor.OUT,
@@ -345,9 +343,7 @@ def ranks_of(task: Task) -> tuple[int, ...]:
         case Transfer():
             return tuple(sorted({task.leg.src.rank, task.leg.dst.rank}))
         case Collective():
-            return tuple(
-                sorted({place.rank for leg in task.legs for place in (leg.src, leg.dst)})
-            )
+            return tuple(sorted({place.rank for leg in task.legs for place in (leg.src, leg.dst)}))
         case _:
             return (task.place.rank,)
 

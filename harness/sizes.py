@@ -7,9 +7,7 @@ _ACCUMULATED = frozenset(
     {Tensor.LSE, Tensor.DELTA} | {tensor for tensor in Tensor if tensor.is_part}
 )
 _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
-_WIDE_V = frozenset(
-    {Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.DV, Tensor.OUT_PART, Tensor.DV_PART}
-)
+_WIDE_V = frozenset({Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.DV, Tensor.OUT_PART, Tensor.DV_PART})
 
 
 def element_bytes(plan: Plan, tensor: Tensor) -> int:

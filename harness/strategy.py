@@ -106,13 +106,9 @@ class Chosen:
                 parts.append(f"{item.name}={shown}")
         return self.strategy.name + (":" + ",".join(parts) if parts else "")
 
-    def plan(
-        self, problem: Problem, direction: Direction, context: Context | None = None
-    ) -> Plan:
+    def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`."""
-        return self.strategy.plan(
-            problem, direction, self.options, context or Context(), self.text
-        )
+        return self.strategy.plan(problem, direction, self.options, context or Context(), self.text)
 
 
 def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
