@@ -47,6 +47,40 @@ def naive_twin(
 
 
 @torch.no_grad()
+def spreads(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> tuple[float, float]:
+    """Return how concentrated the weights are: root sums of squares, by query and by key.
+
+    Args:
+        q: As in `reference`.
+        k: As in `reference`.
+        allowed: As in `reference`.
+        scale: As in `reference`.
+
+    Returns:
+        The largest `sqrt(sum_j p_ij^2)` over queries (1 = all weight on one key), and the largest
+        `sqrt(sum_hi p_hij^2)` over keys, the sum running over all query heads that share the key.
+    """
+    one = k.new_ones((*k.shape[:3], 1))
+    _check(q, k, one, allowed, None)
+    by_query, by_key = 0.0, 0.0
+    if 0 in (q.numel(), k.numel()):
+        return by_query, by_key
+    q, k = q.double(), k.double()
+    group = q.shape[1] // k.shape[1]
+    for b in range(k.shape[0]):
+        for g in range(k.shape[1]):
+            keys_T = torch.zeros(k.shape[2], dtype=torch.float64)
+            for h in range(g * group, (g + 1) * group):
+                scores_ST = torch.where(allowed, (q[b, h] @ k[b, g].T) * scale, -torch.inf)
+                weights_ST = torch.softmax(scores_ST, dim=1).nan_to_num_(0.0)  # an empty row
+                squares_ST = weights_ST.square()
+                by_query = max(by_query, float(squares_ST.sum(dim=1).max()) ** 0.5)
+                keys_T += squares_ST.sum(dim=0).to(keys_T)
+            by_key = max(by_key, float(keys_T.max()) ** 0.5)
+    return by_query, by_key
+
+
+@torch.no_grad()
 def _dense(
     q: Tensor,
     k: Tensor,
