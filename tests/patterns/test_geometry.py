@@ -28,13 +28,22 @@ def test_the_area_of_a_band_is_the_number_of_pairs_that_it_allows(
         assert expected == band_area(band, q, k)
 
 
-@given(bands(), chunks(43), chunks(47))
+@given(bands(), st.lists(st.tuples(chunks(43), chunks(47)), min_size=8, max_size=8))
 def test_the_lead_of_a_band_is_its_largest_key_index_minus_query_index(
-    band: Band, q: range, k: range
+    band: Band, pairs: list[tuple[range, range]]
 ) -> None:
-    pairs = [(i, j) for i, at in enumerate(q) for j, key in enumerate(k) if allows(band, at, key)]
-    if pairs:
-        assert max(j - i for i, j in pairs) == lead(band, q, k)
+    for q, k in pairs:
+        leads = [
+            j - i for i, at in enumerate(q) for j, key in enumerate(k) if allows(band, at, key)
+        ]
+        assert not leads or max(leads) == lead(band, q, k)
+
+
+def test_a_query_that_falls_between_two_keys_does_not_lead() -> None:
+    diagonal = Band(q0=0, q1=30, k0=0, k1=30, lo=0, hi=0)
+
+    # of queries 2, 3, 4, 5, ... and keys 1, 4, 7, ... the first to meet are 4 (index 2) and 4 (1)
+    assert lead(diagonal, range(2, 9), range(1, 20, 3)) == -1
 
 
 @given(bands(), chunks(43), chunks(47))
@@ -49,6 +58,9 @@ def test_a_shrunk_band_allows_the_same_pairs_and_keeps_only_bounds_that_cut(
     assert {small.q0, small.q1 - 1} <= set(q)
     assert {small.k0, small.k1 - 1} <= set(k)
     inner_q, inner_k = clip(q, small.q0, small.q1), clip(k, small.k0, small.k1)
+    if q.step == k.step == 1:  # then every edge of the rectangle holds a pair
+        covered = times_covered([small], inner_q, inner_k)
+        assert all(edge.any() for edge in (covered[0], covered[-1], covered[:, 0], covered[:, -1]))
     gaps = [at - key for at in inner_q for key in inner_k]
     assert small.lo is None or min(gaps) < small.lo
     assert small.hi is None or max(gaps) > small.hi
@@ -59,6 +71,10 @@ def test_shrinking_drops_rows_and_columns_that_hold_nothing() -> None:
 
     expected = Band(q0=1000, q1=1128, k0=872, k1=1000, hi=128)
     assert expected == shrink(window, range(1000, 1900), range(0, 1000))
+    causal = Band(q0=0, q1=20, k0=0, k1=20, lo=0)
+    assert shrink(causal, range(2, 6), range(0, 10)) == Band(q0=2, q1=6, k0=0, k1=6, lo=0)
+    ahead = Band(q0=0, q1=20, k0=0, k1=20, hi=0)
+    assert shrink(ahead, range(2, 13), range(1, 5)) == Band(q0=2, q1=5, k0=2, k1=5, hi=0)
 
 
 @given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 30), st.integers(0, 40))

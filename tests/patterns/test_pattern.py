@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patterns import Band, Block, Pattern, Relation, make_pattern
+from patterns import Band, Block, Pattern, Relation, areas, make_pattern
 from tests.patterns.generators import (
     CROSS_TEXTS,
     Grid,
@@ -154,11 +154,24 @@ def test_areas_of_many_chunks_add_up_for_ten_million_tokens(step: int | None) ->
             if step is None
             else [range(i, size, step) for i in range(128)]
         )
-        areas = pattern.areas(chunks, chunks)
+        grid = pattern.areas(chunks, chunks)
 
-        assert np.int64 == areas.dtype
-        assert pattern.total_area == int(areas.sum())
-        assert int(areas[5, 3]) == pattern.area(chunks[5], chunks[3])
+        assert np.int64 == grid.dtype
+        assert pattern.total_area == int(grid.sum())
+        assert int(grid[5, 3]) == pattern.area(chunks[5], chunks[3])
+
+
+@pytest.mark.parametrize(("cells", "triples"), [(9, 1 << 15), (1 << 21, 5), (40, 7)])
+def test_areas_do_not_depend_on_how_the_work_is_cut(
+    monkeypatch: pytest.MonkeyPatch, cells: int, triples: int
+) -> None:
+    pattern = make_pattern("streaming:blocks=6", 61)
+    qs, ks = [range(0, 23), range(23, 61), range(5, 5)], [range(i, 61, 4) for i in range(4)]
+    expected = [[pattern.area(q, k) for k in ks] for q in qs]
+    monkeypatch.setattr(areas, "_CELLS", cells)
+    monkeypatch.setattr(areas, "_TRIPLES", triples)
+
+    assert pattern.areas(qs, ks).tolist() == expected
 
 
 def test_closed_forms_hold_for_ten_million_tokens() -> None:
@@ -179,9 +192,9 @@ def test_a_hundred_thousand_documents_are_counted_exactly() -> None:
     chunks = [range(edges[i], edges[i + 1]) for i in range(127)]
 
     assert pattern.total_area == 50_000 * (70 * 71 // 2 + 30 * 31 // 2)
-    areas = pattern.areas(chunks, chunks)
-    assert pattern.total_area == int(areas.sum())
-    assert int(areas[2, 2]) == pattern.area(chunks[2], chunks[2])
+    grid = pattern.areas(chunks, chunks)
+    assert pattern.total_area == int(grid.sum())
+    assert int(grid[2, 2]) == pattern.area(chunks[2], chunks[2])
     assert pattern.relation(chunks[2], chunks[2]).relation == Relation.PARTIAL
 
 

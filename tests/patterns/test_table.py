@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patterns import FULL, make_pattern, refine, remap_order, simplify
+from patterns import FULL, Band, make_pattern, refine, remap_order, simplify
 from patterns.table import table_bands
 from patterns.tables import (
     global_local_table,
@@ -192,6 +192,19 @@ def test_equal_runs_of_adjacent_rows_merge() -> None:
     ]
 
 
+def test_causal_cells_off_the_diagonal_are_full_below_it_and_absent_above() -> None:
+    # keys 0-3, 4-7, 8-11 against queries 0-2, 3-5, 6-8, 9-11: cell (1, 0) has no later key
+    table = np.array([[2, 2, 0], [2, 0, 0], [2, 2, 2], [0, 2, 0]], dtype=np.int8)
+
+    assert table_bands(table, 12, 12) == (
+        Band(q0=0, q1=3, k0=0, k1=4, lo=0),
+        Band(q0=3, q1=9, k0=0, k1=4),
+        Band(q0=6, q1=9, k0=4, k1=8, lo=0),
+        Band(q0=6, q1=9, k0=8, k1=12, lo=0),
+        Band(q0=9, q1=12, k0=4, k1=8),
+    )
+
+
 def write_all(folder: Path, rows: list[list[int]]) -> list[Path]:
     np.save(folder / "t.npy", np.array(rows))
     (folder / "t.json").write_text(json.dumps(rows))
@@ -230,6 +243,7 @@ def test_a_table_file_of_any_kind_gives_the_mask_of_its_cells(
         ("t.txt", "2 x"),
         ("t.txt", ""),
         ("t.json", "[[1.5, 0]]"),
+        ("t.json", "[[1.0, 0.0]]"),
         ("t.json", "[[1, 0], [2]]"),
         ("t.json", "[1, 0]"),
         ("t.json", '{"rows": 1}'),
