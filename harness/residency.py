@@ -6,7 +6,7 @@ earlier tasks it must wait for. The builder derives edges from it, the verifier 
 it, and the executor and the memory ledger read their buffers from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -219,6 +219,7 @@ class Program:
         steps: One per task.
         kept: Slabs that hold outputs or saved pieces and outlive the plan.
         initial: How many slabs are there at the start.
+        final: Where each output and saved piece is at the end.
     """
 
     plan: Plan
@@ -226,19 +227,17 @@ class Program:
     steps: tuple[Step, ...]
     kept: frozenset[int]
     initial: int
+    final: Mapping[Resident, tuple[Segment, ...]]
 
 
-def resolve(plan: Plan) -> Program:
-    """Walk a plan and resolve every piece; see `Residency` for what it raises."""
-    residency = Residency(plan.initial)
-    initial = len(residency.slabs)
-    steps = [residency.apply(index, task) for index, task in enumerate(plan.tasks)]
-    kept = frozenset(
-        segment.slab
-        for place, piece in (*plan.outputs, *plan.saved)
-        for segment in residency.resolve(place, piece, None)
-    )
+def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]) -> Program:
+    """Close a walk: find the outputs and when every other slab is last used."""
+    final = {
+        resident: residency.resolve(resident.place, resident.piece, None)
+        for resident in (*plan.outputs, *plan.saved)
+    }
+    kept = frozenset(segment.slab for segments in final.values() for segment in segments)
     for slab, last in enumerate(residency.last_use):
         if slab not in kept and last >= 0:
             steps[last].frees.append(slab)
-    return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial)
+    return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial, final)

@@ -10,6 +10,16 @@ _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
 _WIDE_V = frozenset({Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.DV, Tensor.OUT_PART, Tensor.DV_PART})
 
 
+def is_accumulated(tensor: Tensor) -> bool:
+    """Whether a tensor is kept in accumulator precision."""
+    return tensor in _ACCUMULATED
+
+
+def is_per_row(tensor: Tensor) -> bool:
+    """Whether a tensor has one element per token and head."""
+    return tensor in _PER_ROW
+
+
 def element_bytes(plan: Plan, tensor: Tensor) -> int:
     """Bytes per element of a tensor: accumulator precision for parts, lse and delta."""
     dtype = plan.problem.dtype

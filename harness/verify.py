@@ -37,7 +37,7 @@ from harness.plan import (
     ranks_of,
 )
 from harness.problem import Direction
-from harness.residency import Program, Residency, Step
+from harness.residency import Program, Residency, Step, program_of
 
 _RESULTS = {
     Direction.FORWARD: ((Tensor.OUT, Tensor.Q),),
@@ -108,15 +108,7 @@ class _Proof:
         self._nothing_left(residency)
         self._whole_area()
         _outputs(plan, owners)
-        kept = frozenset(
-            segment.slab
-            for place, piece in (*plan.outputs, *plan.saved)
-            for segment in residency.resolve(place, piece, None)
-        )
-        for slab, last in enumerate(residency.last_use):
-            if slab not in kept and last >= 0:
-                steps[last].frees.append(slab)
-        return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial)
+        return program_of(plan, residency, initial, steps)
 
     # Edges ----------------------------------------------------------------------------------
 
