@@ -1,0 +1,8 @@
+"""Run the command line: `python -m harness VERB`."""
+
+import sys
+
+from harness.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

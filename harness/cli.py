@@ -1,0 +1,50 @@
+"""`python -m harness VERB`: the command line.
+
+Exit status: 0 the work was done and found nothing wrong, 1 it found a failure, 2 the call was
+wrong. Machine output goes to stdout alone; progress and messages go to stderr.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from harness.commands import check, explain, listing, sweep
+from harness.errors import HarnessError, UnsupportedError
+
+_VERBS = (sweep, check, explain, listing)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of all verbs."""
+    top = argparse.ArgumentParser(
+        prog="python -m harness",
+        description="Compare, check and explain context-parallel attention strategies.",
+        epilog="`python -m harness VERB --help` shows the flags and an example of a verb.",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb in _VERBS:
+        verb.register(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit status."""
+    args = parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except (ValueError, UnsupportedError) as error:
+        print(f"{args.verb}: {error}", file=sys.stderr)
+        return 2
+    except HarnessError as error:
+        print(f"{args.verb}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{args.verb}: interrupted; what was done is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout is gone; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status

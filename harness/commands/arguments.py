@@ -1,0 +1,143 @@
+"""Arguments that several verbs share, and how their values are read."""
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from harness.problem import Dtype, Problem
+from patterns import make_pattern
+
+T = TypeVar("T")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_DTYPES = {
+    "f64": "float64",
+    "fp64": "float64",
+    "f32": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+}
+
+
+def length(text: str) -> int:
+    """Read a number of tokens: `4096`, `64k`, `1m` (k = 1024, m = 1024 k).
+
+    Raises:
+        argparse.ArgumentTypeError: It is none, or less than 1.
+    """
+    match = re.fullmatch(r"(\d+)([km]?)", text.strip().lower())
+    if match is None or int(match[1]) < 1:
+        raise argparse.ArgumentTypeError(f"length ({text}) must be like 1000, 64k or 1m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not text.strip().isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"({text}) must be a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"({text}) must be a positive number of seconds")
+    return value
+
+
+def dtype(text: str) -> Dtype:
+    """Read a precision: float64, float32, bfloat16, float16, or a usual short form.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none of these.
+    """
+    name = _DTYPES.get(text.strip().lower(), text.strip().lower())
+    try:
+        return Dtype(name)
+    except ValueError:
+        known = ", ".join(Dtype)
+        raise argparse.ArgumentTypeError(f"dtype ({text}) is unknown; choose {known}") from None
+
+
+def heads(text: str) -> tuple[int, int]:
+    """Read query and KV heads: `32/8`, or `32` for as many of each.
+
+    Raises:
+        argparse.ArgumentTypeError: They are none.
+    """
+    q, slash, kv = text.partition("/")
+    return count(q), count(kv if slash else q)
+
+
+def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Read a comma-separated list. An `a=b` belongs to the options of the entry before it."""
+
+    def read(text: str) -> tuple[T, ...]:
+        entries: list[str] = []
+        for part in text.split(","):
+            option = re.fullmatch(r"[\w-]+=.*", part.strip()) is not None
+            if option and entries:
+                entries[-1] += "," + part.strip()
+            else:
+                entries.append(part.strip())
+        if not all(entries):
+            raise argparse.ArgumentTypeError(f"({text}) has an empty entry")
+        return tuple(item(entry) for entry in entries)
+
+    return read
+
+
+def add_problem(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe one problem."""
+    group = parser.add_argument_group("problem")
+    group.add_argument("--pattern", default="causal", help="who attends whom (see `list`)")
+    group.add_argument("--seqlen", type=length, default=length("128k"), help="tokens, all ranks")
+    group.add_argument("--seqlen-kv", type=length, help="keys, for cross-attention")
+    group.add_argument("--heads-q", type=count, default=32, help="query heads")
+    group.add_argument("--heads-kv", type=count, help="KV heads (default: as --heads-q)")
+    group.add_argument("--head-dim", type=count, default=128, help="width of q and k")
+    group.add_argument("--head-dim-v", type=count, help="width of v (default: as --head-dim)")
+    group.add_argument("--batch", type=count, default=1, help="sequences side by side")
+    group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision")
+    group.add_argument("--cp", type=count, default=8, help="context-parallel degree")
+
+
+def problem_of(args: argparse.Namespace) -> Problem:
+    """Make the problem that `add_problem` flags describe.
+
+    Raises:
+        ValueError: They contradict one another.
+    """
+    pattern = make_pattern(
+        args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
+    )
+    return Problem(
+        pattern=pattern,
+        heads_q=args.heads_q,
+        heads_kv=args.heads_kv or args.heads_q,
+        head_dim=args.head_dim,
+        head_dim_v=args.head_dim_v or 0,
+        batch=args.batch,
+        dtype=args.dtype,
+        cp=args.cp,
+    )
+
+
+def example(lines: Sequence[str]) -> str:
+    """Format the epilog of `--help`."""
+    return "example:\n" + "\n".join(f"  python -m harness {line}" for line in lines)
