@@ -7,6 +7,7 @@ HarnessError
     ├── MissedPairError         an unmasked (query, key, head) was never attended
     ├── RepeatedPairError       a (query, key, head) was attended more than once
     ├── MaskedPairError         a tile attends what the pattern masks, or declares a wrong area
+    ├── MisfitError             the pieces of a task, or the tables of a plan, do not fit
     ├── AbsentPieceError        a task reads a piece that its place does not hold
     ├── UnorderedError          a task reads or overwrites a piece without an edge to its producer
     ├── OverwriteError          a piece arrives where the same piece already lives
@@ -68,15 +69,19 @@ class PlanError(HarnessError):
 
 
 class MissedPairError(PlanError):
-    """An unmasked (query, key, head) was never attended."""
+    """An unmasked (query, key, head), or a head of a projection, is not in a result."""
 
 
 class RepeatedPairError(PlanError):
-    """A (query, key, head) was attended more than once."""
+    """A (query, key, head), or a head of a projection, is in a result more than once."""
 
 
 class MaskedPairError(PlanError):
     """A tile attends what the pattern masks, or declares a wrong area."""
+
+
+class MisfitError(PlanError):
+    """The pieces of a task, or the tables of a plan, do not fit one another."""
 
 
 class AbsentPieceError(PlanError):

@@ -7,7 +7,7 @@ Tasks are stored in a topological order; a task's id is its position.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -23,7 +23,13 @@ class Tensor(StrEnum):
 
     `*_PART` are partial results in accumulator precision: a value that still lacks, or may lack,
     contributions. They are a linear resource: sending or finishing one takes it from its place.
+
+    The input x and the output y of a layer, and their gradients, have no heads: their pieces use
+    the one pseudo-head, bit 1 (`NO_HEADS`). Weights have no positions: their pieces use the one
+    pseudo-chunk 0 (`NO_CHUNKS`).
     """
+
+    __hash__ = str.__hash__  # an enum's own hash is a python function, and pieces are hashed a lot
 
     Q = "q"
     K = "k"
@@ -40,27 +46,62 @@ class Tensor(StrEnum):
     DQ_PART = "dq_part"
     DK_PART = "dk_part"
     DV_PART = "dv_part"
+    X = "x"
+    Y = "y"
+    DX = "dx"
+    DY = "dy"
+    W_Q = "w_q"
+    W_K = "w_k"
+    W_V = "w_v"
+    W_O = "w_o"
+    DW_Q = "dw_q"
+    DW_K = "dw_k"
+    DW_V = "dw_v"
+    DW_O = "dw_o"
+    Y_PART = "y_part"
+    DX_PART = "dx_part"
+    DW_Q_PART = "dw_q_part"
+    DW_K_PART = "dw_k_part"
+    DW_V_PART = "dw_v_part"
+    DW_O_PART = "dw_o_part"
 
     @property
     def is_part(self) -> bool:
         """Whether this is a partial result."""
-        return self.value.endswith("_part")
+        return self in _PARTS
 
     @property
     def on_kv(self) -> bool:
-        """Whether positions and heads are those of keys (else of queries)."""
+        """Whether the positions and heads that it has are those of keys (else of queries)."""
         return self in _ON_KV
 
+    @property
+    def is_weight(self) -> bool:
+        """Whether it has heads but no positions."""
+        return self in _WEIGHTS
 
-_ON_KV = frozenset({Tensor.K, Tensor.V, Tensor.DK, Tensor.DV, Tensor.DK_PART, Tensor.DV_PART})
+    @property
+    def is_headless(self) -> bool:
+        """Whether it has positions but no heads."""
+        return self in _HEADLESS
 
-FINISHED = {
-    Tensor.OUT_PART: Tensor.OUT,
-    Tensor.LSE_PART: Tensor.LSE,
-    Tensor.DQ_PART: Tensor.DQ,
-    Tensor.DK_PART: Tensor.DK,
-    Tensor.DV_PART: Tensor.DV,
-}
+
+_PARTS = frozenset(tensor for tensor in Tensor if tensor.value.endswith("_part"))
+_ON_KV = frozenset(
+    tensor
+    for tensor in Tensor
+    if tensor.value.removesuffix("_part").removeprefix("d").removeprefix("w_") in ("k", "v")
+)
+_WEIGHTS = frozenset(tensor for tensor in Tensor if "w_" in tensor.value)
+_HEADLESS = frozenset({Tensor.X, Tensor.Y, Tensor.DX, Tensor.DY, Tensor.Y_PART, Tensor.DX_PART})
+
+NO_HEADS = 1
+"""The heads of a piece of a tensor without heads."""
+
+NO_CHUNKS = (0,)
+"""The chunks of a piece of a tensor without positions."""
+
+FINISHED = {part: Tensor(part.value.removesuffix("_part")) for part in Tensor if part.is_part}
 """What each partial result becomes when it is complete."""
 
 
@@ -73,8 +114,15 @@ def from_rank(rank: int) -> int:
     return 2 + rank
 
 
+def recomputed(times: int) -> int:
+    """Version of a value computed again, the `times`-th time, 1 <= times."""
+    return -times
+
+
 class Memory(StrEnum):
     """Which of a rank's memories."""
+
+    __hash__ = str.__hash__  # as for tensors
 
     DEVICE = "device"
     HOST = "host"
@@ -94,8 +142,8 @@ class Piece(NamedTuple):
         tensor: Which tensor.
         chunks: Indices into the plan's query or key chunk table, in storage order.
         heads: Bit set of query heads, or of KV heads where `tensor.on_kv`.
-        version: 0 for the value itself; others tell copies in one place apart: `GATHERED`, and
-            `from_rank(s)` for a partial result that arrived from rank s.
+        version: 0 for the value itself; others tell copies in one place apart: `GATHERED`,
+            `from_rank(s)` for a partial result that arrived from rank s, and `recomputed(n)`.
     """
 
     tensor: Tensor
@@ -157,7 +205,13 @@ class Leg(NamedTuple):
     @property
     def arriving(self) -> tuple[Piece, ...]:
         """The pieces as they are named at the destination."""
-        return tuple(piece._replace(version=self.version) for piece in self.pieces)
+        version = self.version
+        return tuple(
+            piece
+            if piece.version == version
+            else Piece(piece.tensor, piece.chunks, piece.heads, version)
+            for piece in self.pieces
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +287,57 @@ class Delta:
         return self.out._replace(tensor=Tensor.DELTA)
 
 
+class LinearOp(StrEnum):
+    """Which product of a layer's projections."""
+
+    PROJECT = "project"
+    OUTPUT = "output"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Multiply by a layer's weights, for some heads, at one place.
+
+    PROJECT makes q, k or v from x; OUTPUT adds the heads of out to y. INPUT_GRAD adds dq, dk or dv
+    to dx, or makes dout from dy; WEIGHT_GRAD adds to a weight's gradient. `LINEAR_FORMS` lists all.
+
+    Attributes:
+        place: Where.
+        op: Which product.
+        reads: Its two factors; see `LINEAR_FORMS`.
+        writes: Its one result: a `*_PART` accumulates (version 0), anything else is created.
+        rotary: Whether q or k is rotated by its positions after the projection, and so dq or dk
+            rotated back before its product. Never for v and out.
+        after: Ids of the tasks that come first.
+    """
+
+    place: Place
+    op: LinearOp
+    reads: tuple[Piece, ...]
+    writes: tuple[Piece, ...]
+    rotary: bool = False
+    after: tuple[int, ...] = ()
+
+
+LINEAR_FORMS: Mapping[tuple[LinearOp, tuple[Tensor, ...]], Tensor] = {
+    (LinearOp.PROJECT, (Tensor.X, Tensor.W_Q)): Tensor.Q,
+    (LinearOp.PROJECT, (Tensor.X, Tensor.W_K)): Tensor.K,
+    (LinearOp.PROJECT, (Tensor.X, Tensor.W_V)): Tensor.V,
+    (LinearOp.OUTPUT, (Tensor.OUT, Tensor.W_O)): Tensor.Y_PART,
+    (LinearOp.INPUT_GRAD, (Tensor.DY, Tensor.W_O)): Tensor.DOUT,
+    (LinearOp.INPUT_GRAD, (Tensor.DQ, Tensor.W_Q)): Tensor.DX_PART,
+    (LinearOp.INPUT_GRAD, (Tensor.DK, Tensor.W_K)): Tensor.DX_PART,
+    (LinearOp.INPUT_GRAD, (Tensor.DV, Tensor.W_V)): Tensor.DX_PART,
+    (LinearOp.WEIGHT_GRAD, (Tensor.X, Tensor.DQ)): Tensor.DW_Q_PART,
+    (LinearOp.WEIGHT_GRAD, (Tensor.X, Tensor.DK)): Tensor.DW_K_PART,
+    (LinearOp.WEIGHT_GRAD, (Tensor.X, Tensor.DV)): Tensor.DW_V_PART,
+    (LinearOp.WEIGHT_GRAD, (Tensor.OUT, Tensor.DY)): Tensor.DW_O_PART,
+}
+"""What each product reads, in this order, and the tensor that it writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Free:
     """Release pieces before their last reader would (for instance after an offload)."""
@@ -242,7 +347,7 @@ class Free:
     after: tuple[int, ...] = ()
 
 
-Task = Tile | Transfer | Collective | Merge | Finish | Delta | Free
+Task = Tile | Transfer | Collective | Merge | Finish | Delta | Linear | Free
 
 
 class Mode(StrEnum):
@@ -292,6 +397,18 @@ def effects(task: Task) -> tuple[Effect, ...]:
                 Effect(task.place, task.dout, Mode.READ),
                 Effect(task.place, task.result, Mode.CREATE),
             )
+        case Linear():
+            return tuple(
+                [Effect(task.place, piece, Mode.READ) for piece in task.reads]
+                + [
+                    Effect(
+                        task.place,
+                        piece,
+                        Mode.ACCUMULATE if piece.tensor.is_part else Mode.CREATE,
+                    )
+                    for piece in task.writes
+                ]
+            )
         case Free():
             return tuple(Effect(task.place, piece, Mode.DROP) for piece in task.pieces)
 
@@ -305,24 +422,27 @@ def arrivals(legs: Sequence[Leg]) -> dict[tuple[Place, Tensor, int], Piece]:
     Raises:
         ValueError: They bring neither.
     """
-    joined: dict[tuple[Place, Tensor, int], Piece] = {}
+    groups: dict[tuple[Place, Tensor, int], list[Piece]] = {}
     for leg in legs:
         for piece in leg.arriving:
-            key = (leg.dst, piece.tensor, piece.version)
-            known = joined.get(key)
-            if known is None:
-                joined[key] = piece
-            elif known.heads == piece.heads:
-                chunks = tuple(sorted(known.chunks + piece.chunks))
-                joined[key] = known._replace(chunks=chunks)
-            elif known.chunks == piece.chunks:
-                joined[key] = known._replace(heads=known.heads | piece.heads)
-            else:
-                raise ValueError(
-                    f"legs bring {known} and {piece} to one place; "
-                    "they must share their heads or their chunks"
-                )
-    return joined
+            groups.setdefault((leg.dst, piece.tensor, piece.version), []).append(piece)
+    return {key: pieces[0] if len(pieces) == 1 else _join(pieces) for key, pieces in groups.items()}
+
+
+def _join(pieces: Sequence[Piece]) -> Piece:
+    first = pieces[0]
+    if all(piece.heads == first.heads for piece in pieces):
+        chunks = sorted(chunk for piece in pieces for chunk in piece.chunks)
+        return Piece(first.tensor, tuple(chunks), first.heads, first.version)
+    heads = first.heads
+    for piece in pieces[1:]:
+        if piece.chunks != first.chunks:
+            raise ValueError(
+                f"legs bring {first} and {piece} to one place; "
+                "they must share their heads or their chunks"
+            )
+        heads |= piece.heads
+    return Piece(first.tensor, first.chunks, heads, first.version)
 
 
 def _leg_effects(legs: Sequence[Leg]) -> tuple[Effect, ...]:
@@ -366,6 +486,13 @@ class Resident(NamedTuple):
     piece: Piece
 
 
+class Scope(StrEnum):
+    """What a plan starts from: q, k and v, or x and the weights."""
+
+    ATTENTION = "attention"
+    LAYER = "layer"
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole plan for one direction of one problem.
@@ -393,13 +520,21 @@ class Plan:
     saved: tuple[Resident, ...] = ()
 
     def chunks(self, piece: Piece) -> tuple[range, ...]:
-        """Positions of each chunk of a piece."""
+        """Positions of each chunk of a piece; of a weight, one token that stands for none."""
+        if piece.tensor.is_weight:
+            return (range(1),)
         table = self.kv_chunks if piece.tensor.on_kv else self.q_chunks
         return tuple(table[chunk] for chunk in piece.chunks)
 
     def tokens(self, piece: Piece) -> int:
         """Tokens in a piece."""
         return sum(map(len, self.chunks(piece)))
+
+    @cached_property
+    def scope(self) -> Scope:
+        """Layer if x is there at the start, else attention."""
+        layer = any(piece.tensor is Tensor.X for _, piece in self.initial)
+        return Scope.LAYER if layer else Scope.ATTENTION
 
     @cached_property
     def hash(self) -> str:
@@ -430,6 +565,8 @@ def _task_json(task: Task) -> list[object]:
             return ["finish", task.place, task.parts, after]
         case Delta():
             return ["delta", task.place, task.out, task.dout, after]
+        case Linear():
+            return ["linear", task.place, task.op, task.reads, task.writes, task.rotary, after]
         case Free():
             return ["free", task.place, task.pieces, after]
 
@@ -450,6 +587,7 @@ def to_json(plan: Plan) -> str:
             "batch": problem.batch,
             "dtype": problem.dtype,
             "cp": problem.cp,
+            "hidden": problem.hidden,
         },
         "strategy": plan.strategy,
         "direction": plan.direction,
@@ -506,7 +644,7 @@ def _pieces(raw: list[list[object]]) -> tuple[Piece, ...]:
 def _leg(raw: list[list[object]]) -> Leg:
     src, dst, pieces, version = raw
     assert isinstance(version, int)
-    return Leg(_place(src), _place(dst), tuple(_piece(p) for p in pieces), version)  # type: ignore[arg-type]
+    return Leg(_place(src), _place(dst), tuple(_piece(p) for p in pieces), version)
 
 
 def _residents(raw: list[list[list[object]]]) -> tuple[Resident, ...]:
@@ -532,6 +670,11 @@ def _read_task(raw: list) -> Task:  # type: ignore[type-arg]
             return Finish(_place(rest[0]), _pieces(rest[1]), edges)
         case "delta":
             return Delta(_place(rest[0]), _piece(rest[1]), _piece(rest[2]), edges)
+        case "linear":
+            place, op, reads, writes, rotary = rest
+            return Linear(
+                _place(place), LinearOp(op), _pieces(reads), _pieces(writes), rotary, edges
+            )
         case "free":
             return Free(_place(rest[0]), _pieces(rest[1]), edges)
         case _:
@@ -545,7 +688,8 @@ def label(task: Task) -> str:
             q, kv = (",".join(map(str, c)) for c in (task.q, task.kv))
             return f"q{q}·k{kv}"
         case Transfer():
-            return f"{_names(task.leg.pieces)}→{task.leg.dst.rank}"
+            src, dst = task.leg.src, task.leg.dst
+            return f"{_names(task.leg.pieces)}→{dst.memory if dst.rank == src.rank else dst.rank}"
         case Collective():
             return task.kind.value.replace("_", "-")
         case Merge():
@@ -554,6 +698,10 @@ def label(task: Task) -> str:
             return "=" + ",".join(piece.tensor.value for piece in task.results)
         case Delta():
             return "delta"
+        case Linear():
+            read = "·".join(piece.tensor.value for piece in task.reads)
+            headed = next(p for p in (*task.writes, *task.reads) if not p.tensor.is_headless)
+            return f"{task.writes[0].tensor.value}={read} h{head_sets.text(headed.heads)}"
         case Free():
             return f"free {_names(task.pieces)}"
 

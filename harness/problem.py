@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from patterns.pattern import Pattern
 
@@ -45,6 +46,7 @@ class Problem:
         batch: Sequences side by side, >= 1.
         dtype: Precision of inputs and outputs.
         cp: Context-parallel degree, >= 1.
+        hidden: Model width, for plans of whole layers; None = attention only.
     """
 
     pattern: Pattern
@@ -55,12 +57,15 @@ class Problem:
     batch: int = 1
     dtype: Dtype = Dtype.FLOAT32
     cp: int = 1
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError with the value received and the rule."""
         for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"hidden ({self.hidden}) must be at least 1")
         if self.heads_q % self.heads_kv:
             divisors = [h for h in range(1, self.heads_q + 1) if self.heads_q % h == 0]
             raise ValueError(
@@ -92,13 +97,30 @@ class Problem:
 
     def kv_heads(self, heads: int) -> int:
         """Bit set of the KV heads that the query heads in the bit set `heads` use."""
-        kv, group_mask = 0, (1 << self.group) - 1
-        for head in range(self.heads_kv):
-            if heads >> (head * self.group) & group_mask:
-                kv |= 1 << head
-        return kv
+        return _kv_heads(self.group, heads)
+
+    @property
+    def width(self) -> int:
+        """Model width, which plans of whole layers need.
+
+        Raises:
+            ValueError: The problem has none.
+        """
+        if self.hidden is None:
+            raise ValueError("hidden (None) must be the model width to plan a layer; set it")
+        return self.hidden
 
     @property
     def softmax_scale(self) -> float:
         """Factor on q.k before the softmax: head_dim ** -0.5 (arXiv:1706.03762, section 3.2.1)."""
-        return float(self.head_dim) ** -0.5
+        scale: float = float(self.head_dim) ** -0.5
+        return scale
+
+
+@lru_cache(maxsize=65536)
+def _kv_heads(group: int, heads: int) -> int:
+    kv, mask = 0, (1 << group) - 1
+    for head in range(-(-heads.bit_length() // group)):
+        if heads >> (head * group) & mask:
+            kv |= 1 << head
+    return kv

@@ -41,6 +41,9 @@ class Access(NamedTuple):
     segments: tuple[Segment, ...]
 
 
+_LEAVING = (Mode.TAKE, Mode.DROP)
+
+
 @dataclass(slots=True)
 class Step:
     """One task, resolved."""
@@ -51,9 +54,8 @@ class Step:
     frees: list[int] = field(default_factory=list)
 
 
-class _Cell(NamedTuple):
-    slab: int
-    heads: int
+_Cells = dict[int, dict[int, int]]
+"""Of one (place, tensor, version): chunk -> slab -> the heads that the slab holds of it."""
 
 
 class Residency:
@@ -64,7 +66,9 @@ class Residency:
         self.last_use: list[int] = []
         self._writer: list[int | None] = []
         self._readers: list[list[int]] = []
-        self._cells: dict[tuple[Place, Tensor, int], dict[int, list[_Cell]]] = {}
+        self._cells: dict[tuple[Place, Tensor, int], _Cells] = {}
+        # Slabs that nothing was taken from yet, by what they hold: most reads are of a whole one.
+        self._whole: dict[tuple[Place, Piece], Segment] = {}
         for place, piece in initial:
             self._create(place, piece, None)
 
@@ -86,17 +90,21 @@ class Residency:
         tolerant = isinstance(task, Finish)
         for place, piece, mode in effects(task):
             if mode is Mode.CREATE:
-                slab = self._create(place, piece, index)
-                step.creates.append(slab)
-                segments = (Segment(slab, piece.chunks, piece.heads),)
+                segment = self._create(place, piece, index)
+                step.creates.append(segment.slab)
+                segments: tuple[Segment, ...] = (segment,)
             else:
-                if mode is Mode.ACCUMULATE:
-                    step.creates.extend(self._fill(place, piece, index))
-                segments = self.resolve(place, piece, index, tolerant=tolerant)
+                whole = self._whole.get((place, piece))
+                if whole is not None:
+                    segments = (whole,)
+                else:
+                    if mode is Mode.ACCUMULATE:
+                        step.creates.extend(self._fill(place, piece, index))
+                    segments = self.resolve(place, piece, index, tolerant=tolerant)
                 for segment in segments:
                     self._touch(step, segment.slab, mode, index)
-                if mode in (Mode.TAKE, Mode.DROP):
-                    self._remove(place, piece)
+                if mode in _LEAVING:
+                    self._remove(place, piece, segments)
             step.accesses.append(Access(place, piece, mode, segments))
         step.requires.discard(index)
         return step
@@ -109,15 +117,18 @@ class Residency:
         Raises:
             AbsentPieceError: Some of it is not there (unless `tolerant`).
         """
+        whole = self._whole.get((place, piece))
+        if whole is not None:
+            return (whole,)
         table = self._cells.get((place, piece.tensor, piece.version), {})
-        segments: list[Segment] = []
+        runs: list[tuple[int, int, list[int]]] = []
         for chunk in piece.chunks:
             missing = piece.heads
-            for slab, heads in table.get(chunk, ()):
-                found = heads & piece.heads
+            for slab, held in table.get(chunk, {}).items():
+                found = held & piece.heads
                 if found:
                     missing &= ~found
-                    self._append(segments, slab, chunk, found)
+                    self._append(runs, slab, chunk, found)
             if missing and not tolerant:
                 raise AbsentPieceError(
                     "a task reads only what its place holds",
@@ -126,38 +137,42 @@ class Residency:
                     detail=f"{piece} is read on {place.memory.value}, but chunk {chunk} "
                     f"heads {head_sets.text(missing)} are not there",
                 )
-        return tuple(segments)
+        return tuple(Segment(slab, tuple(chunks), heads) for slab, heads, chunks in runs)
 
-    def _append(self, segments: list[Segment], slab: int, chunk: int, heads: int) -> None:
-        if segments:
-            last = segments[-1]
-            if last.slab == slab and last.heads == heads:
+    def _append(
+        self, runs: list[tuple[int, int, list[int]]], slab: int, chunk: int, heads: int
+    ) -> None:
+        if runs:
+            last, last_heads, chunks = runs[-1]
+            if last == slab and last_heads == heads:
                 order = self.slabs[slab].piece.chunks
-                at = order.index(last.chunks[-1])
-                if at + 1 < len(order) and order[at + 1] == chunk:
-                    segments[-1] = last._replace(chunks=(*last.chunks, chunk))
+                at = order.index(chunks[-1]) + 1
+                if at < len(order) and order[at] == chunk:
+                    chunks.append(chunk)
                     return
-        segments.append(Segment(slab, (chunk,), heads))
+        runs.append((slab, heads, [chunk]))
 
-    def _create(self, place: Place, piece: Piece, index: int | None) -> int:
+    def _create(self, place: Place, piece: Piece, index: int | None) -> Segment:
         table = self._cells.setdefault((place, piece.tensor, piece.version), {})
-        slab = len(self.slabs)
+        slab, heads = len(self.slabs), piece.heads
         for chunk in piece.chunks:
-            cells = table.setdefault(chunk, [])
-            for cell in cells:
-                if cell.heads & piece.heads:
+            cells = table.setdefault(chunk, {})
+            for held in cells.values():
+                if held & heads:
                     raise OverwriteError(
                         "nothing is overwritten in use",
                         rank=place.rank,
                         task=index,
                         detail=f"{piece} arrives, but chunk {chunk} is already there",
                     )
-            cells.append(_Cell(slab, piece.heads))
+            cells[slab] = heads
+        segment = Segment(slab, piece.chunks, heads)
+        self._whole[place, piece] = segment
         self.slabs.append(Slab(slab, place, piece))
         self.last_use.append(-1 if index is None else index)
         self._writer.append(index)
         self._readers.append([])
-        return slab
+        return segment
 
     def _fill(self, place: Place, piece: Piece, index: int) -> Iterator[int]:
         """Create accumulators for the cells of a piece that have none yet."""
@@ -165,8 +180,8 @@ class Residency:
         groups: list[tuple[int, list[int]]] = []
         for chunk in piece.chunks:
             missing = piece.heads
-            for cell in table.get(chunk, ()):
-                missing &= ~cell.heads
+            for held in table.get(chunk, {}).values():
+                missing &= ~held
             if not missing:
                 continue
             if groups and groups[-1][0] == missing:
@@ -174,7 +189,8 @@ class Residency:
             else:
                 groups.append((missing, [chunk]))
         for heads, chunks in groups:
-            yield self._create(place, piece._replace(chunks=tuple(chunks), heads=heads), index)
+            part = Piece(piece.tensor, tuple(chunks), heads, piece.version)
+            yield self._create(place, part, index).slab
 
     def _touch(self, step: Step, slab: int, mode: Mode, index: int) -> None:
         writer = self._writer[slab]
@@ -188,25 +204,25 @@ class Residency:
             self._readers[slab] = []
         self.last_use[slab] = index
 
-    def _remove(self, place: Place, piece: Piece) -> None:
+    def _remove(self, place: Place, piece: Piece, segments: tuple[Segment, ...]) -> None:
         table = self._cells.get((place, piece.tensor, piece.version), {})
-        for chunk in piece.chunks:
-            kept = [
-                _Cell(slab, heads & ~piece.heads)
-                for slab, heads in table.get(chunk, ())
-                if heads & ~piece.heads
-            ]
-            if kept:
-                table[chunk] = kept
-            else:
-                table.pop(chunk, None)
+        for slab, chunks, heads in segments:
+            self._whole.pop((place, self.slabs[slab].piece), None)
+            for chunk in chunks:
+                cells = table[chunk]
+                rest = cells[slab] & ~heads
+                if rest:
+                    cells[slab] = rest
+                else:
+                    del cells[slab]
 
-    def left(self) -> Iterator[tuple[Place, Tensor, int]]:
-        """List the (place, tensor, chunk) of partial results that nobody took."""
-        for (place, tensor, _), table in self._cells.items():
+    def left(self) -> Iterator[tuple[Place, Piece]]:
+        """List the partial results that nobody took, chunk by chunk."""
+        for (place, tensor, version), table in self._cells.items():
             if tensor.is_part:
-                for chunk in table:
-                    yield place, tensor, chunk
+                for chunk, cells in table.items():
+                    for heads in cells.values():
+                        yield place, Piece(tensor, (chunk,), heads, version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The larger verbs that several strategies share: rings, and turns between tokens and heads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.build import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
@@ -201,7 +201,8 @@ def all_gather(b: PlanBuilder, tensor: Tensor) -> dict[int, Chunks]:
     Returns:
         Per rank, the chunks that it then holds together.
     """
-    heads, reach = b.problem.all_heads, {}
+    heads = b.problem.all_heads
+    reach: dict[int, Chunks] = {}
     legs = []
     for dst in range(b.problem.cp):
         for src in range(b.problem.cp):

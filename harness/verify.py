@@ -1,54 +1,86 @@
 """Prove a plan right before anything runs it.
 
-The proof is symbolic. Each accumulator cell (place, tensor, chunk, set of heads) carries the set of
-partners whose contributions it has absorbed: key chunks for out and dq, (query chunk, query heads)
-for dk and dv. Tiles add partners, merges join disjoint sets, transfers move them, and a finish must
-find exactly the partners that the pattern asks for. Presence and edges come from the one readiness
-rule in `residency`. Nothing of size S x S is ever made.
+Presence and edges come from the one readiness rule in `residency`, contributions from `coverage`.
+Here are the rules about a plan as a whole: its tables, the shapes of its tasks, where it starts
+from and where its results end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness import heads as head_sets
+from harness.coverage import Coverage
 from harness.errors import (
+    AbsentPieceError,
     CapacityError,
     CycleError,
-    LateContributionError,
     LostResultError,
-    MaskedPairError,
-    MissedPairError,
+    MisfitError,
     PlanError,
-    RepeatedPairError,
     UnorderedError,
 )
 from harness.plan import (
-    FINISHED,
+    LINEAR_FORMS,
+    NO_CHUNKS,
+    NO_HEADS,
+    Collective,
+    Delta,
     Finish,
-    Leg,
+    Free,
+    Linear,
+    LinearOp,
+    Memory,
     Merge,
     Piece,
     Place,
     Plan,
+    Resident,
+    Scope,
     Task,
     Tensor,
     Tile,
+    Transfer,
     grid,
-    legs_of,
     ranks_of,
 )
 from harness.problem import Direction
 from harness.residency import Program, Residency, Step, program_of
 
-_RESULTS = {
-    Direction.FORWARD: ((Tensor.OUT, Tensor.Q),),
-    Direction.BACKWARD: ((Tensor.DQ, Tensor.DOUT), (Tensor.DK, Tensor.K), (Tensor.DV, Tensor.V)),
+Owners = Sequence[tuple[tuple[int, ...], ...]]
+"""Per rank the query chunks that it owns, then per rank the key chunks."""
+
+_WEIGHTS = frozenset({Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O})
+_SAVED = frozenset({Tensor.Q, Tensor.K, Tensor.V, Tensor.OUT, Tensor.LSE})
+_INPUTS = {
+    (Scope.ATTENTION, Direction.FORWARD): {Tensor.Q, Tensor.K, Tensor.V},
+    (Scope.ATTENTION, Direction.BACKWARD): _SAVED | {Tensor.DELTA, Tensor.DOUT},
+    (Scope.LAYER, Direction.FORWARD): _WEIGHTS | {Tensor.X},
+    (Scope.LAYER, Direction.BACKWARD): _WEIGHTS | _SAVED | {Tensor.DELTA, Tensor.X, Tensor.DY},
 }
-_BY_KEY = frozenset({Tensor.DK_PART, Tensor.DV_PART})
+_RESULTS = {
+    (Scope.ATTENTION, Direction.FORWARD): (Tensor.OUT,),
+    (Scope.ATTENTION, Direction.BACKWARD): (Tensor.DQ, Tensor.DK, Tensor.DV),
+    (Scope.LAYER, Direction.FORWARD): (Tensor.Y,),
+    (Scope.LAYER, Direction.BACKWARD): (
+        Tensor.DX,
+        *(Tensor.DW_Q, Tensor.DW_K, Tensor.DW_V, Tensor.DW_O),
+    ),
+}
+_TILE_READS = {
+    Direction.FORWARD: ((Tensor.Q, Tensor.K, Tensor.V),),
+    Direction.BACKWARD: tuple(
+        (Tensor.Q, Tensor.K, Tensor.V, Tensor.LSE, Tensor.DOUT, last)
+        for last in (Tensor.OUT, Tensor.DELTA)
+    ),
+}
+_TILE_WRITES = {
+    Direction.FORWARD: (Tensor.OUT_PART, Tensor.LSE_PART),
+    Direction.BACKWARD: (Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART),
+}
+_ROTATED = frozenset({Tensor.Q, Tensor.K, Tensor.DQ, Tensor.DK})
 _GRID_RANKS = 8
-_Cell = tuple[Place, Tensor, int, int]
 
 
-def verify(plan: Plan, owners: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> Program:
+def verify(plan: Plan, owners: Owners | None = None) -> Program:
     """Prove a plan and return it resolved.
 
     Args:
@@ -64,324 +96,315 @@ def verify(plan: Plan, owners: Sequence[tuple[tuple[int, ...], ...]] | None = No
         PlanError: A subclass for the rule that breaks; a small plan's grid is attached as a note.
     """
     try:
-        return _Proof(plan).run(owners)
+        return _prove(plan, owners)
     except PlanError as error:
         if plan.problem.cp <= _GRID_RANKS:
             error.add_note(grid(plan, mark=error.task))
         raise
 
 
-class _Proof:
-    """The state of one proof: what every accumulator cell has absorbed."""
+def _prove(plan: Plan, owners: Owners | None) -> Program:
+    _tables(plan)
+    coverage, residency = Coverage(plan), Residency(plan.initial)
+    initial = len(residency.slabs)
+    steps: list[Step] = []
+    rotary: set[bool] = set()
+    for index, task in enumerate(plan.tasks):
+        _order(index, task)
+        _fit(plan, index, task)
+        if isinstance(task, Linear) and _ROTATED.intersection(p.tensor for p in _both(task)):
+            rotary.add(task.rotary)
+            if len(rotary) > 1:
+                raise _misfit(index, task, "every q and k of a plan is rotated, or none is")
+        step = residency.apply(index, task)
+        _edges(index, task, step)
+        coverage.absorb(index, task)
+        steps.append(step)
+    _nothing_left(plan, residency)
+    coverage.whole_area()
+    _outputs(plan, owners, coverage, residency)
+    return program_of(plan, residency, initial, steps)
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        problem = plan.problem
-        self.areas: list[list[int]] = problem.pattern.areas(plan.q_chunks, plan.kv_chunks).tolist()
-        self.q_atoms, self.kv_atoms = _head_atoms(plan)
-        self.kv_of = {atom: problem.kv_heads(atom) for atom in self.q_atoms}
-        self.absorbed: dict[_Cell, int] = {}
-        self.versioned: dict[tuple[_Cell, int], int] = {}
-        self.left: dict[_Cell, int] = {}
-        self.area_done = 0
-        self._atoms_of: dict[tuple[int, bool], tuple[int, ...]] = {}
-        self._wanted: dict[tuple[Tensor, int, int], int] = {}
-        self._partner_bits: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
-        n_q = len(plan.q_chunks)
-        # Bit of (query chunk i, query atom a) in the set that a dk or dv cell absorbs.
-        self.pair_bit = {
-            (i, atom): 1 << (index * n_q + i)
-            for index, atom in enumerate(self.q_atoms)
-            for i in range(n_q)
-        }
 
-    def run(self, owners: Sequence[tuple[tuple[int, ...], ...]] | None) -> Program:
-        plan = self.plan
-        residency = Residency(plan.initial)
-        initial = len(residency.slabs)
-        steps: list[Step] = []
-        for index, task in enumerate(plan.tasks):
-            step = residency.apply(index, task)
-            self._edges(index, task, step)
-            self._absorb(index, task)
-            steps.append(step)
-        self._nothing_left(residency)
-        self._whole_area()
-        _outputs(plan, owners)
-        return program_of(plan, residency, initial, steps)
+# Tables and shapes --------------------------------------------------------------------------
 
-    # Edges ----------------------------------------------------------------------------------
 
-    def _edges(self, index: int, task: Task, step: Step) -> None:
-        if any(earlier >= index or earlier < 0 for earlier in task.after):
-            raise CycleError(
-                "tasks come in an order in which each follows what it waits for",
-                rank=ranks_of(task)[0],
-                task=index,
-                detail=f"it waits for {[t for t in task.after if not 0 <= t < index]}",
+def _tables(plan: Plan) -> None:
+    """The chunks cover both sequences once; the plan starts from inputs, on its own ranks."""
+    problem = plan.problem
+    for name, table, seqlen in (
+        ("query", plan.q_chunks, problem.seqlen_q),
+        ("key", plan.kv_chunks, problem.seqlen_kv),
+    ):
+        seen = bytearray(seqlen)
+        for chunk in table:
+            part = slice(chunk.start, chunk.stop, chunk.step)
+            if chunk and (chunk[0] < 0 or chunk[-1] >= seqlen or any(seen[part])):
+                raise _misfit(None, None, f"{name} chunks are disjoint", f"{chunk}")
+            seen[part] = b"\1" * len(chunk)
+        if not all(seen):
+            raise _misfit(
+                None, None, f"{name} chunks cover every token", f"token {seen.index(0)} is in none"
             )
-        missing = step.requires.difference(task.after)
-        if missing:
-            raise UnorderedError(
-                "a task has an edge to the producer and the readers of what it touches",
-                rank=ranks_of(task)[0],
-                task=index,
-                detail=f"no edge to task {min(missing)}",
-            )
-
-    # Contributions --------------------------------------------------------------------------
-
-    def _absorb(self, index: int, task: Task) -> None:
-        match task:
-            case Tile():
-                self._tile(index, task)
-            case Merge():
-                for piece in task.sources:
-                    self._merge(index, task.place, piece)
-            case Finish():
-                for piece in task.parts:
-                    self._finish(index, task.place, piece)
-            case _:
-                for leg in legs_of(task):
-                    self._move(leg)
-
-    def _tile(self, index: int, tile: Tile) -> None:
-        rank = tile.place.rank
-        self._shapes(index, tile)
-        area = 0
-        for i in tile.q:
-            row = self.areas[i]
-            area += sum(row[j] for j in tile.kv)
-        if area != tile.area or area == 0:
-            raise MaskedPairError(
-                "a tile attends what the pattern allows and nothing else",
-                rank=rank,
-                task=index,
-                detail=f"it declares an area of {tile.area}; the pattern has {area} there",
-            )
-        self.area_done += area * tile.heads.bit_count()
-        atoms = self._split(tile.heads, on_kv=False)
-        place = tile.place
-        if tile.direction is Direction.FORWARD:
-            for i in tile.q:
-                bits = self._keys_met(i, tile.kv)
-                for atom in atoms:
-                    for tensor in (Tensor.OUT_PART, Tensor.LSE_PART):
-                        self._add(index, (place, tensor, i, atom), bits)
-            return
-        for i in tile.q:
-            bits = self._keys_met(i, tile.kv)
-            for atom in atoms:
-                self._add(index, (place, Tensor.DQ_PART, i, atom), bits)
-        for j in tile.kv:
-            met = [i for i in tile.q if self.areas[i][j]]
-            for kv_atom, pair in self._pairs(tuple(met), tile.heads).items():
-                for tensor in (Tensor.DK_PART, Tensor.DV_PART):
-                    self._add(index, (place, tensor, j, kv_atom), pair)
-
-    def _shapes(self, index: int, tile: Tile) -> None:
-        """The pieces of a tile fit one another."""
-        kv_heads = self.plan.problem.kv_heads(tile.heads)
-        for piece in (*tile.reads, *tile.writes):
-            on_kv = piece.tensor.on_kv
-            wants = (tile.kv, kv_heads) if on_kv else (tile.q, tile.heads)
-            if (piece.chunks, piece.heads) != wants:
-                raise MaskedPairError(
-                    "the pieces of a tile cover its queries, keys and heads",
-                    rank=tile.place.rank,
-                    task=index,
-                    detail=f"{piece} does not fit queries {tile.q} and keys {tile.kv}",
-                )
-
-    def _keys_met(self, i: int, kv: Sequence[int]) -> int:
-        row, bits = self.areas[i], 0
-        for j in kv:
-            if row[j]:
-                bits |= 1 << j
-        return bits
-
-    def _pairs(self, met: tuple[int, ...], heads: int) -> dict[int, int]:
-        """Per KV atom, the bits of (query chunk, query atom) that these heads contribute."""
-        key = (met, heads)
-        if key not in self._partner_bits:
-            found: dict[int, int] = {}
-            for atom in self._split(heads, on_kv=False):
-                bits = 0
-                for i in met:
-                    bits |= self.pair_bit[i, atom]
-                for kv_atom in self.kv_atoms:
-                    if kv_atom & self.kv_of[atom]:
-                        found[kv_atom] = found.get(kv_atom, 0) | bits
-            self._partner_bits[key] = found
-        return self._partner_bits[key]
-
-    def _add(self, index: int, cell: _Cell, bits: int) -> None:
-        place, tensor, chunk, atom = cell
-        if cell in self.left:
-            raise LateContributionError(
-                "an accumulator leaves after its last contribution",
-                rank=place.rank,
-                task=index,
-                detail=f"{tensor.value} of chunk {chunk} heads {head_sets.text(atom)} left in "
-                f"task {self.left[cell]} and grows again",
-            )
-        self._join(index, cell, bits)
-
-    def _join(self, index: int, cell: _Cell, bits: int) -> None:
-        place, tensor, chunk, atom = cell
-        known = self.absorbed.get(cell, 0)
-        if known & bits:
-            raise RepeatedPairError(
-                "every unmasked (query, key, head) is attended once",
-                rank=place.rank,
-                task=index,
-                detail=f"{tensor.value} of chunk {chunk} heads {head_sets.text(atom)} already "
-                f"has {self._partners(tensor, known & bits)}",
-            )
-        self.absorbed[cell] = known | bits
-
-    def _partners(self, tensor: Tensor, bits: int) -> str:
-        if tensor not in _BY_KEY:
-            return f"key chunks {head_sets.text(bits)}"
-        pairs = sorted({i for (i, _), bit in self.pair_bit.items() if bit & bits})
-        return f"query chunks {pairs}"
-
-    def _move(self, leg: Leg) -> None:
-        for piece in leg.pieces:
-            if piece.tensor.is_part:
-                for chunk in piece.chunks:
-                    for atom in self._split(piece.heads, on_kv=piece.tensor.on_kv):
-                        bits = self._take(leg.src, piece, chunk, atom)
-                        cell = (leg.dst, piece.tensor, chunk, atom)
-                        self.versioned[cell, leg.version] = bits
-
-    def _take(self, place: Place, piece: Piece, chunk: int, atom: int) -> int:
-        cell = (place, piece.tensor, chunk, atom)
-        if piece.version:
-            return self.versioned.pop((cell, piece.version), 0)
-        self.left[cell] = len(self.left)
-        return self.absorbed.pop(cell, 0)
-
-    def _merge(self, index: int, place: Place, piece: Piece) -> None:
-        for chunk in piece.chunks:
-            for atom in self._split(piece.heads, on_kv=piece.tensor.on_kv):
-                bits = self._take(place, piece, chunk, atom)
-                self._join(index, (place, piece.tensor, chunk, atom), bits)
-
-    def _finish(self, index: int, place: Place, piece: Piece) -> None:
-        for chunk in piece.chunks:
-            for atom in self._split(piece.heads, on_kv=piece.tensor.on_kv):
-                wanted = self._want(piece.tensor, chunk, atom)
-                missing = wanted & ~self._take(place, piece, chunk, atom)
-                if missing:
-                    raise MissedPairError(
-                        "a result is finished when every unmasked (query, key, head) is in it",
-                        rank=place.rank,
-                        task=index,
-                        detail=f"{FINISHED[piece.tensor].value} of chunk {chunk} heads "
-                        f"{head_sets.text(atom)} lacks {self._partners(piece.tensor, missing)}",
-                    )
-
-    def _want(self, tensor: Tensor, chunk: int, atom: int) -> int:
-        key = (tensor, chunk, atom)
-        if key not in self._wanted:
-            if tensor not in _BY_KEY:
-                bits = self._keys_met(chunk, range(len(self.plan.kv_chunks)))
-            else:
-                met = tuple(i for i, row in enumerate(self.areas) if row[chunk])
-                bits = self._pairs(met, self.plan.problem.all_heads)[atom]
-            self._wanted[key] = bits
-        return self._wanted[key]
-
-    def _split(self, heads: int, *, on_kv: bool) -> tuple[int, ...]:
-        key = (heads, on_kv)
-        if key not in self._atoms_of:
-            atoms = self.kv_atoms if on_kv else self.q_atoms
-            self._atoms_of[key] = tuple(atom for atom in atoms if atom & heads)
-        return self._atoms_of[key]
-
-    # The whole ------------------------------------------------------------------------------
-
-    def _nothing_left(self, residency: Residency) -> None:
-        for place, tensor, chunk in residency.left():
+    if plan.scope is Scope.LAYER and plan.q_chunks != plan.kv_chunks:
+        raise _misfit(None, None, "a layer's queries and keys are cut alike")
+    for place, piece in plan.initial:
+        if piece.tensor not in _INPUTS[plan.scope, plan.direction]:
             raise LostResultError(
-                "every partial result is merged and finished",
+                "a plan starts from inputs and computes its results",
                 rank=place.rank,
                 task=None,
-                detail=f"{tensor.value} of chunk {chunk} is left on {place.memory.value}",
-            )
-
-    def _whole_area(self) -> None:
-        wanted = sum(map(sum, self.areas)) * self.plan.problem.heads_q
-        if self.area_done != wanted:
-            rule = "the tiles' areas add up to the pattern's"
-            kind = MissedPairError if self.area_done < wanted else RepeatedPairError
-            raise kind(
-                rule, rank=None, task=None, detail=f"{self.area_done} instead of {wanted} pairs"
+                detail=f"{piece} is there at the start",
             )
 
 
-def _outputs(plan: Plan, owners: Sequence[tuple[tuple[int, ...], ...]] | None) -> None:
-    """Every (chunk, head) of every result is promised to its owner exactly once."""
-    problem = plan.problem
-    for result, _ in _RESULTS[plan.direction]:
-        table = plan.kv_chunks if result.on_kv else plan.q_chunks
-        all_heads = problem.kv_heads(problem.all_heads) if result.on_kv else problem.all_heads
-        missing = {chunk: all_heads for chunk, tokens in enumerate(table) if tokens}
+def _fit(plan: Plan, index: int, task: Task) -> None:
+    """The pieces of a task fit one another, and it runs where it can."""
+    for rank in ranks_of(task):
+        if not 0 <= rank < plan.problem.cp:
+            raise _misfit(index, task, "a task runs on a rank of the plan", f"rank {rank}")
+    match task:
+        case Tile():
+            _fit_tile(plan, index, task)
+        case Linear():
+            _fit_linear(index, task)
+        case Delta():
+            if (task.out.chunks, task.out.heads) != (task.dout.chunks, task.dout.heads):
+                raise _misfit(index, task, "delta joins out and dout of the same rows")
+        case Merge():
+            _fit_merge(index, task)
+        case Finish() | Free() | Transfer() | Collective():
+            return
+    if task.place.memory is not Memory.DEVICE:
+        raise _misfit(index, task, "a device computes; the host only stores")
+
+
+def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
+    reads = tuple(piece.tensor for piece in tile.reads)
+    writes = tuple(piece.tensor for piece in tile.writes)
+    if (
+        tile.direction is not plan.direction
+        or reads not in _TILE_READS[tile.direction]
+        or writes != _TILE_WRITES[tile.direction]
+        or any(piece.version for piece in tile.writes)
+    ):
+        raise _misfit(
+            index,
+            tile,
+            "a tile reads and writes what its kernel does, in order",
+            f"{', '.join(reads)} -> {', '.join(writes)}",
+        )
+    kv_heads = plan.problem.kv_heads(tile.heads)
+    for piece in (*tile.reads, *tile.writes):
+        wants = (tile.kv, kv_heads) if piece.tensor.on_kv else (tile.q, tile.heads)
+        if (piece.chunks, piece.heads) != wants:
+            raise _misfit(
+                index,
+                tile,
+                "the pieces of a tile cover its queries, keys and heads",
+                f"{piece} does not fit queries {tile.q} and keys {tile.kv}",
+            )
+
+
+def _fit_linear(index: int, task: Linear) -> None:
+    pieces = _both(task)
+    form = (task.op, tuple(piece.tensor for piece in task.reads))
+    if [LINEAR_FORMS.get(form)] != [piece.tensor for piece in task.writes]:
+        raise _misfit(index, task, "a product is one of LINEAR_FORMS")
+    chunks = {piece.chunks for piece in pieces if not piece.tensor.is_weight}
+    heads = {piece.heads for piece in pieces if not piece.tensor.is_headless}
+    if (
+        len(chunks) != 1
+        or len(heads) != 1
+        or any(piece.heads != NO_HEADS for piece in pieces if piece.tensor.is_headless)
+        or any(piece.chunks != NO_CHUNKS for piece in pieces if piece.tensor.is_weight)
+        or any(piece.version for piece in task.writes if piece.tensor.is_part)
+    ):
+        raise _misfit(
+            index,
+            task,
+            "the pieces of a product have the same tokens and heads",
+            ", ".join(map(str, pieces)),
+        )
+    rotated = any(piece.tensor in _ROTATED for piece in pieces)
+    if task.rotary and (not rotated or task.op is LinearOp.OUTPUT):
+        raise _misfit(index, task, "only q, k and their gradients are rotated")
+
+
+def _fit_merge(index: int, task: Merge) -> None:
+    """Partial outputs come with the lse that weighs them."""
+    lses = {
+        (piece.chunks, piece.heads, piece.version)
+        for piece in task.sources
+        if piece.tensor is Tensor.LSE_PART
+    }
+    outs = {
+        (piece.chunks, piece.heads, piece.version)
+        for piece in task.sources
+        if piece.tensor is Tensor.OUT_PART
+    }
+    if lses != outs:
+        raise _misfit(index, task, "out and lse of the same rows merge together")
+    if any(not piece.tensor.is_part or not piece.version for piece in task.sources):
+        raise _misfit(index, task, "a merge folds arrived partial results into version 0")
+
+
+def _both(task: Linear) -> tuple[Piece, ...]:
+    return (*task.reads, *task.writes)
+
+
+def _misfit(index: int | None, task: Task | None, rule: str, detail: str = "") -> MisfitError:
+    rank = None if task is None else ranks_of(task)[0]
+    return MisfitError(rule, rank=rank, task=index, detail=detail)
+
+
+# Edges --------------------------------------------------------------------------------------
+
+
+def _order(index: int, task: Task) -> None:
+    if any(not 0 <= earlier < index for earlier in task.after):
+        raise CycleError(
+            "tasks come in an order in which each follows what it waits for",
+            rank=ranks_of(task)[0],
+            task=index,
+            detail=f"it waits for {[t for t in task.after if not 0 <= t < index]}",
+        )
+
+
+def _edges(index: int, task: Task, step: Step) -> None:
+    missing = step.requires.difference(task.after)
+    if missing:
+        raise UnorderedError(
+            "a task has an edge to the producer and the readers of what it touches",
+            rank=ranks_of(task)[0],
+            task=index,
+            detail=f"no edge to task {min(missing)}",
+        )
+
+
+# Results ------------------------------------------------------------------------------------
+
+
+def _nothing_left(plan: Plan, residency: Residency) -> None:
+    """Only promised sums of a weight's gradient stay partial."""
+    promised: dict[tuple[Place, Tensor, int], int] = {}
+    for place, piece in plan.outputs:
+        if piece.tensor.is_weight and not piece.version:
+            for chunk in piece.chunks:
+                key = (place, piece.tensor, chunk)
+                promised[key] = promised.get(key, 0) | piece.heads
+    for place, piece in residency.left():
+        for chunk in piece.chunks:
+            heads = piece.heads
+            if not piece.version:
+                heads &= ~promised.get((place, piece.tensor, chunk), 0)
+            if heads:
+                raise LostResultError(
+                    "every partial result is merged and finished",
+                    rank=place.rank,
+                    task=None,
+                    detail=f"{piece.tensor.value} of chunk {chunk} heads "
+                    f"{head_sets.text(heads)} is left on {place.memory.value}",
+                )
+
+
+def _outputs(plan: Plan, owners: Owners | None, coverage: Coverage, residency: Residency) -> None:
+    """Every (chunk, head) of every result is promised to its owner exactly once, and is there."""
+    results = _RESULTS[plan.scope, plan.direction]
+    for result in results:
+        missing = _whole(plan, result)
         for place, piece in plan.outputs:
             if piece.tensor is not result:
                 continue
             for chunk in piece.chunks:
-                if owners is not None and chunk not in owners[result.on_kv][place.rank]:
-                    raise _lost(place.rank, result, chunk, piece.heads, "ends at another's rank")
+                if owners is not None and not result.is_weight:
+                    owned = owners[result.on_kv]
+                    if place.rank >= len(owned) or chunk not in owned[place.rank]:
+                        raise _lost(place.rank, piece, chunk, "ends at another's rank")
                 if piece.heads & ~missing.get(chunk, 0):
-                    raise _lost(place.rank, result, chunk, piece.heads, "ends twice")
+                    raise _lost(place.rank, piece, chunk, "ends twice")
                 missing[chunk] &= ~piece.heads
+        if result.is_weight:
+            _partial_sums(plan, result, missing, coverage)
         for chunk, heads in missing.items():
             if heads:
-                raise _lost(None, result, chunk, heads, "ends nowhere")
+                raise _lost(None, Piece(result, (chunk,), heads), chunk, "ends nowhere")
+    for place, piece in plan.outputs:
+        try:
+            residency.resolve(place, piece, None)
+        except AbsentPieceError as error:
+            raise _lost(place.rank, piece, piece.chunks[0], "is promised, not there") from error
 
 
-def _lost(rank: int | None, tensor: Tensor, chunk: int, heads: int, what: str) -> LostResultError:
+def _whole(plan: Plan, result: Tensor) -> dict[int, int]:
+    """All heads of all chunks of a result."""
+    problem = plan.problem
+    heads = problem.kv_heads(problem.all_heads) if result.on_kv else problem.all_heads
+    if result.is_weight:
+        return dict.fromkeys(NO_CHUNKS, heads)
+    table = plan.kv_chunks if result.on_kv else plan.q_chunks
+    return {
+        chunk: NO_HEADS if result.is_headless else heads
+        for chunk, tokens in enumerate(table)
+        if tokens
+    }
+
+
+def _partial_sums(plan: Plan, result: Tensor, missing: dict[int, int], coverage: Coverage) -> None:
+    """A weight's gradient may end as one partial sum per rank, for a reduction outside the plan."""
+    part = Tensor(result.value + "_part")
+    places: dict[int, set[Place]] = {}
+    for place, piece in plan.outputs:
+        if piece.tensor is part:
+            for atom in coverage.split(piece.heads, part):
+                if atom & ~missing[0]:
+                    raise _lost(place.rank, piece, 0, "ends whole and in parts")
+                places.setdefault(atom, set()).add(place)
+    for atom, found in places.items():
+        coverage.sums(part, atom, sorted(found))
+        missing[0] &= ~atom
+
+
+def _lost(rank: int | None, piece: Piece, chunk: int, what: str) -> LostResultError:
     return LostResultError(
         "every output and gradient ends at its owner once",
         rank=rank,
         task=None,
-        detail=f"{tensor.value} of chunk {chunk} heads {head_sets.text(heads)} {what}",
+        detail=f"{piece.tensor.value} of chunk {chunk} heads {head_sets.text(piece.heads)} {what}",
     )
 
 
-def _head_atoms(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cut heads so that every set in the plan is a union of parts."""
-    problem = plan.problem
-    q_sets, kv_sets = {problem.all_heads}, {problem.kv_heads(problem.all_heads)}
-    for task in plan.tasks:
-        for piece in _pieces(task):
-            (kv_sets if piece.tensor.on_kv else q_sets).add(piece.heads)
-    kv_sets |= {problem.kv_heads(heads) for heads in q_sets}
-    kv_atoms = head_sets.atoms(sorted(kv_sets))
-    # A query atom stays inside one KV atom, so that its contributions go to one cell.
-    groups = {_queries_of(problem.group, atom) for atom in kv_atoms}
-    return head_sets.atoms(sorted(q_sets | groups)), kv_atoms
+# Beyond one plan ----------------------------------------------------------------------------
 
 
-def _queries_of(group: int, kv_heads: int) -> int:
-    heads = 0
-    for head in head_sets.members(kv_heads):
-        heads |= head_sets.span(head * group, (head + 1) * group)
-    return heads
+def check_pair(forward: Plan, backward: Plan) -> None:
+    """Prove that a backward plan starts from what its forward plan left, and the gradient.
+
+    What lives there at the backward plan's start must be saved by the forward plan at the same
+    place, or be the gradient of an output where that output ended (dout, or dy of a layer), or be
+    a weight, which stays.
+
+    Raises:
+        MisfitError: They are for different problems or cut tokens differently.
+        AbsentPieceError: The forward plan leaves less than the backward plan starts from.
+    """
+    for rule, first, second in (
+        ("both directions plan one problem", forward.problem, backward.problem),
+        ("both directions cut queries alike", forward.q_chunks, backward.q_chunks),
+        ("both directions cut keys alike", forward.kv_chunks, backward.kv_chunks),
+    ):
+        if first != second:
+            raise MisfitError(rule, rank=None, task=None, detail=f"{first} and {second}")
+    left = Residency((*forward.saved, *_gradients(forward)))
+    for place, piece in backward.initial:
+        if piece.tensor not in _WEIGHTS:
+            left.resolve(place, piece, None)
 
 
-def _pieces(task: Task) -> Iterable[Piece]:
-    match task:
-        case Tile():
-            return (task.reads[0], task.reads[1])
-        case Merge():
-            return task.sources
-        case Finish():
-            return task.parts
-        case _:
-            return (piece for leg in legs_of(task) for piece in leg.pieces)
+def _gradients(forward: Plan) -> Iterator[Resident]:
+    gradient = {Tensor.OUT: Tensor.DOUT, Tensor.Y: Tensor.DY}
+    for place, piece in forward.outputs:
+        yield Resident(place, piece._replace(tensor=gradient[piece.tensor], version=0))
 
 
 def check_capacity(peaks_bytes: Sequence[int], capacity_bytes: int) -> None:

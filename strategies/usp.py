@@ -43,8 +43,7 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
         u = max(fitting)
     if cp % u or u > most:
         raise UnsupportedError(
-            f"usp: the Ulysses degree ({u}) must divide cp ({cp}) and not exceed "
-            f"heads_q ({most})",
+            f"usp: the Ulysses degree ({u}) must divide cp ({cp}) and not exceed heads_q ({most})",
             legal,
         )
     return u, cp // u
