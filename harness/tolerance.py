@@ -129,7 +129,7 @@ def calibrate(
 
 
 def errors(results: Mapping[str, Tensor], tolerance: Tolerance) -> dict[str, float]:
-    """Return the error of each tensor; inf for a NaN, or for an infinity that ref has not.
+    """Return the error of each tensor; inf for a NaN, or for an infinity where ref has another.
 
     Args:
         results: Any of "out", "lse", "dq", "dk", "dv", shaped as the oracle's.
@@ -191,4 +191,6 @@ def _error(x: Tensor, ref: Tensor, scale: float) -> float:
     if not difference.isfinite().all():
         return math.inf
     largest = _largest(difference)
-    return largest / scale if largest else 0.0  # scale is 0 only where all terms are
+    if not scale:  # no query meets a key: only zeros are right
+        return math.inf if largest else 0.0
+    return largest / scale

@@ -161,6 +161,9 @@ def test_spreads_know_one_key_from_many() -> None:
     assert spreads(q, k, one, SCALE) == pytest.approx((1, (2 * 9) ** 0.5))
     assert spreads(q, k, ~every, SCALE) == (0, 0)
 
+    one[3] = False  # an empty row does not hide the others
+    assert spreads(q, k, one, SCALE) == pytest.approx((1, (2 * 8) ** 0.5))
+
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     q, k, v, dout = tensors((4, 2), (5, 7), (3, 2))

@@ -172,10 +172,10 @@ def test_bugs_are_found_without_a_mask_too(dtype: torch.dtype) -> None:
 def test_zeros_do_not_pass_for_a_long_softmax(dtype: torch.dtype) -> None:
     """The output of many keys is small beside v; a limit that forgets it finds zeros right."""
     rng = torch.Generator().manual_seed(5)
-    q, dout = (torch.randn((1, 2, 40, 64), generator=rng).to(dtype) for _ in range(2))
-    k, v = (torch.randn((1, 1, 5000, 64), generator=rng).to(dtype) for _ in range(2))
-    every = torch.ones(40, 5000, dtype=torch.bool)
-    tolerance = calibrate(q, k, v, every, scale=0.125, dout=dout)
+    q, dout = (torch.randn((1, 2, 5, 16), generator=rng).to(dtype) for _ in range(2))
+    k, v = (torch.randn((1, 1, 60_000, 16), generator=rng).to(dtype) for _ in range(2))
+    every = torch.ones(5, 60_000, dtype=torch.bool)
+    tolerance = calibrate(q, k, v, every, scale=0.25, dout=dout)
     zeros = {name: torch.zeros_like(x) for name, x in tolerance.reference.items()}
 
     assert not any(v.passed for v in judge(zeros, tolerance, merges=7))
@@ -194,6 +194,22 @@ def test_a_gradient_that_cancels_is_judged_by_its_terms(dtype: torch.dtype, gain
     tolerance = calibrate(q, k, v, every, scale=0.125, dout=dout)
     out, lse = attend(q, k, v, mask, 0.125)
     grads = attend_backward(dout, q, k, v, out, lse, mask, 0.125)
+    result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+    assert all(v.passed for v in judge(result, tolerance)), [
+        str(v) for v in judge(result, tolerance)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sharp_scores_are_judged_by_the_size_of_their_lse(seed: int) -> None:
+    """A weight is `exp(score - lse)`: in float32, an lse of 60 is rounded to 4e-6."""
+    p = Problem.random(torch.float32, seed)
+    q = 30 * p.q
+    tolerance = calibrate(q, p.k, p.v, allowed_of(True), scale=SCALE, dout=p.dout)
+    mask = Mask(MaskKind.BAND, range(COLS - ROWS, COLS), range(COLS), lo=0)
+    out, lse = attend(q, p.k, p.v, mask, SCALE)
+    grads = attend_backward(p.dout, q, p.k, p.v, out, lse, mask, SCALE)
     result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
     assert all(v.passed for v in judge(result, tolerance)), [
@@ -262,6 +278,16 @@ def test_nothing_to_compare_is_no_error() -> None:
     tolerance = calibrate(q, k, k, torch.ones(0, 5, dtype=torch.bool), scale=1.0, dout=q)
 
     assert set(errors(tolerance.reference, tolerance).values()) == {0.0}
+
+
+def test_only_zeros_are_right_where_no_query_meets_a_key() -> None:
+    p = Problem.random(torch.bfloat16, 0)
+    nothing = torch.zeros(ROWS, COLS, dtype=torch.bool)
+    tolerance = calibrate(p.q, p.k, p.v, nothing, scale=SCALE, dout=p.dout)
+    wrong = {"out": 0 * p.dout, "dq": 1e-9 + 0 * p.q}
+
+    assert set(errors(tolerance.reference, tolerance).values()) == {0.0}
+    assert errors(wrong, tolerance) == {"out": 0.0, "dq": math.inf}
 
 
 def test_a_verdict_prints_both_numbers() -> None:
