@@ -11,26 +11,26 @@ A slab is a contiguous tensor `(batch, heads, tokens, width)`; lse and delta lac
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from harness import heads as head_sets
 from harness import kernels
-from harness.lower import lower
+from harness.errors import UnsupportedError
+from harness.lower import Call, lower
 from harness.plan import (
     Collective,
     Delta,
     Finish,
     Free,
     Leg,
+    Linear,
     Merge,
     Mode,
     Piece,
-    Place,
     Resident,
     Task,
     Tensor,
@@ -40,7 +40,8 @@ from harness.plan import (
     ranks_of,
 )
 from harness.problem import Direction, Dtype
-from harness.residency import Access, Program, Segment, Slab, Step
+from harness.residency import Access, Program, Segment, Step
+from harness.runs import Cut, Range, head_runs, positions, runs
 from harness.sizes import is_accumulated, is_per_row, width
 from harness.transport import Handle, Transport
 
@@ -50,11 +51,6 @@ DTYPES: Mapping[Dtype, torch.dtype] = {
     Dtype.BFLOAT16: torch.bfloat16,
     Dtype.FLOAT16: torch.float16,
 }
-
-
-_Range = tuple[int, int]
-_Cut = tuple[_Range, _Range]
-"""Half-open ranges of rows and of heads."""
 
 
 class Span(NamedTuple):
@@ -75,8 +71,22 @@ class Run:
     spans: list[Span] = field(default_factory=list)
 
 
-Watch = Callable[[int], None]
-"""Called with a rank before its part of a task runs (the memory account listens)."""
+class Watch(Protocol):
+    """Someone who follows the run, such as the memory account."""
+
+    def on_rank(self, rank: int) -> None:
+        """Hear that what follows is done for a rank."""
+
+    def in_kernel(self) -> AbstractContextManager[object]:
+        """Bracket a kernel call: what it allocates and frees inside is scratch."""
+
+
+class _Nobody:
+    def on_rank(self, rank: int) -> None:
+        """Hear nothing."""
+
+    def in_kernel(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 def execute(
@@ -106,6 +116,25 @@ def execute(
     return _Interpreter(program, inputs, transport, timed, watch).run()
 
 
+class _Work(NamedTuple):
+    """One kernel call of a tile, with what it reads and where its results go."""
+
+    call: Call
+    q_heads: Range
+    kv_heads: Range
+    reads: Mapping[Tensor, torch.Tensor]
+    writes: Sequence[Access]
+    fresh: set[int]
+
+    def q(self, tensor: Tensor) -> torch.Tensor:
+        """The call's rows of a query tensor."""
+        return _cut(self.reads[tensor], self.call.rows, self.q_heads)
+
+    def kv(self, tensor: Tensor) -> torch.Tensor:
+        """The call's columns of a key tensor."""
+        return _cut(self.reads[tensor], self.call.cols, self.kv_heads)
+
+
 class _Interpreter:
     def __init__(
         self,
@@ -123,11 +152,12 @@ class _Interpreter:
         self.dtype = DTYPES[self.problem.dtype]
         self.acc = kernels.accumulator_dtype(self.dtype)
         self.timed = timed
-        self.watch = watch
+        self.watch: Watch = watch or _Nobody()
         self.spans: list[Span] = []
         self.buffers: dict[int, torch.Tensor] = {}
         self.arriving: dict[int, list[Callable[[], None]]] = {}
         self.leaving: dict[int, list[Handle]] = {}
+        self.packed: dict[int, list[Handle]] = {}
         self.device = torch.device("cpu")
         self._starts: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
         self._adopt(inputs)
@@ -189,6 +219,8 @@ class _Interpreter:
             }
             for slab in list(self.leaving):
                 self._sent(slab)
+            for rank in list(self.packed):
+                self._unpack(rank)
         return Run(results, self.spans)
 
     def _task(self, index: int, task: Task, step: Step, tag: int) -> None:
@@ -198,7 +230,7 @@ class _Interpreter:
             case Collective():
                 self._legs(index, task.legs, step, tag)
             case _:
-                self._on(task.place.rank)
+                self.watch.on_rank(task.place.rank)
                 begin = time.perf_counter() if self.timed else 0.0
                 match task:
                     case Tile():
@@ -209,14 +241,12 @@ class _Interpreter:
                         self._finish(task, step)
                     case Delta():
                         self._delta(step)
+                    case Linear():
+                        raise UnsupportedError("the executor runs attention scope, not layers")
                     case Free():
                         pass
                 if self.timed:
                     self._span(index, task.place.rank, "compute", begin)
-
-    def _on(self, rank: int) -> None:
-        if self.watch is not None:
-            self.watch(rank)
 
     def _span(self, index: int, rank: int, stream: str, begin: float) -> None:
         self.spans.append(Span(index, rank, stream, begin, time.perf_counter()))
@@ -239,7 +269,7 @@ class _Interpreter:
         for handle in self.leaving.pop(slab, ()):
             handle.wait()
 
-    def _rows(self, piece: Piece, chunks: Sequence[int]) -> _Range:
+    def _rows(self, piece: Piece, chunks: Sequence[int]) -> Range:
         """Rows of consecutive chunks in a tensor shaped as a piece."""
         key = (piece.tensor.on_kv, piece.chunks)
         if key not in self._starts:
@@ -256,7 +286,7 @@ class _Interpreter:
         return _cut(
             self._slab(segment.slab),
             self._rows(slab.piece, segment.chunks),
-            _positions(slab.piece.heads, segment.heads),
+            positions(slab.piece.heads, segment.heads),
         )
 
     def _read(self, access: Access) -> torch.Tensor:
@@ -274,7 +304,7 @@ class _Interpreter:
         """The parts of a piece-shaped tensor that its segments fill."""
         for segment in access.segments:
             rows = self._rows(access.piece, segment.chunks)
-            heads = _positions(access.piece.heads, segment.heads)
+            heads = positions(access.piece.heads, segment.heads)
             yield _cut(whole, rows, heads), segment
 
     def _result(self, resident: Resident) -> torch.Tensor:
@@ -290,14 +320,16 @@ class _Interpreter:
         creates = {
             (access.place, access.piece.tensor, access.piece.version): access for access in accesses
         }
+        for rank in {leg.src.rank for leg in legs if leg.src != leg.dst}:
+            self._unpack(rank)
         number = tag
         for leg, pieces in zip(legs, reads, strict=True):
             for access in pieces:
                 if leg.src != leg.dst and leg.src.rank in self.local:
-                    self._on(leg.src.rank)
+                    self.watch.on_rank(leg.src.rank)
                     self._send(leg, access, number)
                 if leg.dst.rank in self.local:
-                    self._on(leg.dst.rank)
+                    self.watch.on_rank(leg.dst.rank)
                     key = (leg.dst, access.piece.tensor, leg.version)
                     self._arrive(leg, access, creates[key], number)
                 number += 1
@@ -306,10 +338,21 @@ class _Interpreter:
                 self._span(index, rank, "transfer", begin)
 
     def _send(self, leg: Leg, access: Access, tag: int) -> None:
-        buffer = self._read(access).contiguous()
+        """Start to send a piece, from its slab where that is contiguous, else from a copy.
+
+        A slab waits for its sends before it is freed; copies live until the rank next sends.
+        """
+        piece = self._read(access)
+        buffer = piece.contiguous()
         handle = self.transport.send(buffer, leg.src.rank, leg.dst.rank, tag)
-        for segment in access.segments:
-            self.leaving.setdefault(segment.slab, []).append(handle)
+        if buffer is piece and len(access.segments) == 1:
+            self.leaving.setdefault(access.segments[0].slab, []).append(handle)
+        else:
+            self.packed.setdefault(leg.src.rank, []).append(handle)
+
+    def _unpack(self, rank: int) -> None:
+        for handle in self.packed.pop(rank, ()):
+            handle.wait()
 
     def _arrive(self, leg: Leg, access: Access, create: Access, tag: int) -> None:
         slab = self.program.slabs[create.segments[0].slab]
@@ -334,10 +377,10 @@ class _Interpreter:
 
     def _landing(
         self, whole: Piece, piece: Piece, tensor: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, _Range]]:
+    ) -> Iterator[tuple[torch.Tensor, Range]]:
         """Where a piece's rows go in the tensor of a larger piece: views, and the rows they take."""
-        heads = _positions(whole.heads, piece.heads)
-        for chunks in _runs(whole.chunks, piece.chunks):
+        heads = positions(whole.heads, piece.heads)
+        for chunks in runs(whole.chunks, piece.chunks):
             yield (
                 _cut(tensor, self._rows(whole, chunks), heads),
                 self._rows(piece, chunks),
@@ -350,28 +393,32 @@ class _Interpreter:
         writes = step.accesses[len(tile.reads) :]
         fresh = set(step.creates)
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
-        scale = self.problem.softmax_scale
         for call in lower(self.problem.pattern, q_chunks, kv_chunks):
-            for q_heads, kv_heads in _head_runs(tile.heads, self.problem.group):
-                q = _cut(reads[Tensor.Q], call.rows, q_heads)
-                k, v = (_cut(reads[t], call.cols, kv_heads) for t in (Tensor.K, Tensor.V))
-                if tile.direction is Direction.FORWARD:
-                    out, lse = kernels.attend(q, k, v, call.mask, scale)
-                    self._accumulate_out(writes, call.rows, q_heads, out, lse, fresh)
-                    continue
-                dout, lse = (_cut(reads[t], call.rows, q_heads) for t in (Tensor.DOUT, Tensor.LSE))
-                if Tensor.DELTA in reads:
-                    delta = _cut(reads[Tensor.DELTA], call.rows, q_heads)
-                    grads = kernels.attend_backward_delta(
-                        dout, q, k, v, delta, lse, call.mask, scale
-                    )
-                else:
-                    out = _cut(reads[Tensor.OUT], call.rows, q_heads)
-                    grads = kernels.attend_backward(dout, q, k, v, out, lse, call.mask, scale)
-                dq, dk, dv = writes
-                self._accumulate(dq, call.rows, q_heads, grads[0], fresh)
-                self._accumulate(dk, call.cols, kv_heads, grads[1], fresh)
-                self._accumulate(dv, call.cols, kv_heads, grads[2], fresh)
+            for q_heads, kv_heads in head_runs(tile.heads, self.problem.group):
+                # A method of its own, so that a call's tensors are gone before the next one's.
+                work = self._forward if tile.direction is Direction.FORWARD else self._backward
+                work(_Work(call, q_heads, kv_heads, reads, writes, fresh))
+
+    def _forward(self, work: _Work) -> None:
+        q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
+        with self.watch.in_kernel():
+            out, lse = kernels.attend(q, k, v, work.call.mask, self.problem.softmax_scale)
+        cut = (work.call.rows, work.q_heads)
+        self._accumulate_out(work.writes, cut, out, lse, work.fresh)
+
+    def _backward(self, work: _Work) -> None:
+        q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
+        dout, lse = work.q(Tensor.DOUT), work.q(Tensor.LSE)
+        by_delta = Tensor.DELTA in work.reads
+        row = work.q(Tensor.DELTA if by_delta else Tensor.OUT)
+        kernel = kernels.attend_backward_delta if by_delta else kernels.attend_backward
+        mask, scale = work.call.mask, self.problem.softmax_scale
+        with self.watch.in_kernel():
+            dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale)
+        on_q, on_kv = (work.call.rows, work.q_heads), (work.call.cols, work.kv_heads)
+        self._accumulate(work.writes[0], on_q, dq, work.fresh)
+        self._accumulate(work.writes[1], on_kv, dk, work.fresh)
+        self._accumulate(work.writes[2], on_kv, dv, work.fresh)
 
     def _accumulate_out(
         self,
@@ -383,14 +430,14 @@ class _Interpreter:
         fresh: set[int],
     ) -> None:
         """Merge a partial output into the accumulators; a fresh slab that it fills becomes it."""
-        outs = self._parts(writes[0], rows, heads)
-        lses = self._parts(writes[1], rows, heads)
+        outs = self._parts(writes[0], where)
+        lses = self._parts(writes[1], where)
         for (slab, cut, inner), (lse_slab, lse_cut, _) in zip(outs, lses, strict=True):
             part, lse_part = _cut(out, *inner), _cut(lse, *inner)
             if slab in fresh and cut is None:
                 fresh -= {slab, lse_slab}
-                self.buffers[slab] = part.to(self.acc)
-                self.buffers[lse_slab] = lse_part
+                self.buffers[slab] = _owned(part, self.acc)
+                self.buffers[lse_slab] = _owned(lse_part, self.acc)
                 continue
             self._fill(slab, fresh)
             self._fill(lse_slab, fresh)
@@ -399,7 +446,8 @@ class _Interpreter:
                 target = _cut(target, *cut)
             if lse_cut is not None:
                 lse_target = _cut(lse_target, *lse_cut)
-            kernels.merge_(target, lse_target, part, lse_part)
+            with self.watch.in_kernel():
+                kernels.merge_(target, lse_target, part, lse_part)
 
     def _accumulate(
         self,
@@ -410,11 +458,11 @@ class _Interpreter:
         fresh: set[int],
     ) -> None:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
-        for slab, cut, inner in self._parts(write, rows, heads):
+        for slab, cut, inner in self._parts(write, where):
             part = _cut(grad, *inner)
             if slab in fresh and cut is None:
                 fresh.discard(slab)
-                self.buffers[slab] = part.to(self.acc).contiguous()
+                self.buffers[slab] = _owned(part, self.acc)
                 continue
             self._fill(slab, fresh)
             target = self._slab(slab)
@@ -426,17 +474,16 @@ class _Interpreter:
             fresh.discard(slab)
             self.buffers[slab] = self._neutral(self.program.slabs[slab].piece)
 
-    def _parts(
-        self, access: Access, rows: tuple[int, int], heads: tuple[int, int]
-    ) -> list[tuple[int, _Cut | None, _Cut]]:
+    def _parts(self, access: Access, where: Cut) -> list[tuple[int, Cut | None, Cut]]:
         """Split rows and heads of a piece by the slabs that hold it.
 
         Returns:
             Per slab: its id, the rows and heads inside it (None = all of it), and the rows and
-            heads inside the tensor that covers just `rows` and `heads`.
+            heads inside the tensor that covers just `where`.
         """
         piece = access.piece
-        parts: list[tuple[int, _Cut | None, _Cut]] = []
+        rows, heads = where
+        parts: list[tuple[int, Cut | None, Cut]] = []
         for segment in access.segments:
             slab = self.program.slabs[segment.slab]
             slab_rows = self._rows(slab.piece, segment.chunks)
@@ -445,11 +492,11 @@ class _Interpreter:
             if first >= last:
                 continue
             shift = slab_rows[0] - row
-            low, high = _positions(piece.heads, segment.heads)
+            low, high = positions(piece.heads, segment.heads)
             h0, h1 = max(heads[0], low), min(heads[1], high)
             if h0 >= h1:
                 continue
-            up = _positions(slab.piece.heads, segment.heads)[0] - low
+            up = positions(slab.piece.heads, segment.heads)[0] - low
             cut = ((first + shift, last + shift), (h0 + up, h1 + up))
             inner = ((first - rows[0], last - rows[0]), (h0 - heads[0], h1 - heads[0]))
             everything = (
@@ -465,18 +512,20 @@ class _Interpreter:
         half = len(step.accesses) // 2
         sources, targets = step.accesses[:half], step.accesses[half:]
         fresh = set(step.creates)
-        waiting: dict[tuple[int, tuple[int, ...], int], tuple[Access, torch.Tensor]] = {}
-        for source, target in zip(sources, targets, strict=True):
+        pairs = list(zip(sources, targets, strict=True))
+        for at, (source, target) in enumerate(pairs):
             piece = source.piece
-            value = self._read(source)
-            rows, heads = (0, self.plan.tokens(piece)), (0, piece.heads.bit_count())
-            if piece.tensor is Tensor.OUT_PART:
-                waiting[piece.version, piece.chunks, piece.heads] = (target, value)
-            elif piece.tensor is Tensor.LSE_PART:
-                out_target, out = waiting.pop((piece.version, piece.chunks, piece.heads))
-                self._accumulate_out((out_target, target), rows, heads, out, value, fresh)
-            else:
-                self._accumulate(target, rows, heads, value, fresh)
+            whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
+            match piece.tensor:
+                case Tensor.OUT_PART:
+                    # The builder puts the lse that belongs to a partial output next to it.
+                    lse, lse_target = pairs[at + 1]
+                    out_value, lse_value = self._read(source), self._read(lse)
+                    self._accumulate_out((target, lse_target), whole, out_value, lse_value, fresh)
+                case Tensor.LSE_PART:
+                    pass
+                case _:
+                    self._accumulate(target, whole, self._read(source), fresh)
 
     def _finish(self, task: Finish, step: Step) -> None:
         count = len(task.parts)
@@ -488,7 +537,7 @@ class _Interpreter:
                 source = self.program.slabs[segment.slab]
                 same = source.piece.heads == segment.heads == result.piece.heads
                 if same and source.piece.chunks == segment.chunks == result.piece.chunks:
-                    self.buffers[slab] = self._slab(segment.slab).to(dtype)
+                    self.buffers[slab] = _owned(self._slab(segment.slab), dtype)
                     continue
             whole = self._neutral(result.piece)
             for target, segment in self._targets(part, whole):
@@ -497,64 +546,24 @@ class _Interpreter:
 
     def _delta(self, step: Step) -> None:
         out, dout, result = step.accesses
-        self.buffers[result.segments[0].slab] = kernels.delta(self._read(out), self._read(dout))
+        with self.watch.in_kernel():
+            delta = kernels.delta(self._read(out), self._read(dout))
+        self.buffers[result.segments[0].slab] = delta
 
 
-def _cut(tensor: torch.Tensor, rows: _Range, heads: _Range) -> torch.Tensor:
+def _cut(tensor: torch.Tensor, rows: Range, heads: Range) -> torch.Tensor:
     """Rows and heads of a slab-shaped tensor, as a view."""
     return tensor[:, heads[0] : heads[1], rows[0] : rows[1]]
 
 
-def _positions(whole: int, part: int) -> _Range:
-    """Where a set of heads lies in the ascending list of a larger set's heads.
-
-    Raises:
-        ValueError: The part is not a run of the whole.
-    """
-    low = (whole & ((part & -part) - 1)).bit_count()
-    high = low + part.bit_count()
-    inside = head_sets.members(whole)[low:high]
-    if sum(1 << head for head in inside) != part:
-        raise ValueError(
-            f"heads {head_sets.text(part)} are no run of heads {head_sets.text(whole)}"
-        )
-    return low, high
+def _owned(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a contiguous tensor of a dtype that fills its storage: the same one, or a copy."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    if whole and tensor.dtype == dtype and tensor.is_contiguous():
+        return tensor
+    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
 
 
-@lru_cache(maxsize=1024)
-def _head_runs(heads: int, group: int) -> tuple[tuple[_Range, _Range], ...]:
-    """Split query heads into runs in which each KV head serves equally many.
-
-    Returns:
-        Per run, offsets into the ascending query heads and into their ascending KV heads.
-    """
-    counts: dict[int, int] = {}
-    for head in head_sets.members(heads):
-        counts[head // group] = counts.get(head // group, 0) + 1
-    runs: list[tuple[_Range, _Range]] = []
-    q, equal = 0, 0
-    for kv, count in enumerate(counts.values()):
-        if runs and count == equal:
-            (q0, _), (kv0, _) = runs[-1]
-            runs[-1] = ((q0, q + count), (kv0, kv + 1))
-        else:
-            runs.append(((q, q + count), (kv, kv + 1)))
-        q, equal = q + count, count
-    return tuple(runs)
-
-
-def _runs(whole: Sequence[int], part: Sequence[int]) -> Iterator[list[int]]:
-    """Split chunks into runs that lie side by side in `whole`."""
-    run: list[int] = []
-    for chunk in part:
-        if run and whole.index(run[-1]) + 1 != whole.index(chunk):
-            yield run
-            run = []
-        run.append(chunk)
-    if run:
-        yield run
-
-
-def _scatter(source: torch.Tensor, targets: Sequence[tuple[torch.Tensor, _Range]]) -> None:
+def _scatter(source: torch.Tensor, targets: Sequence[tuple[torch.Tensor, Range]]) -> None:
     for target, rows in targets:
         target.copy_(source[:, :, rows[0] : rows[1]])

@@ -108,7 +108,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
     lse = lse.contiguous()
     if bias is not None:
         lse.masked_fill_(bias.amax(dim=1) == -torch.inf, -torch.inf)
-    return out[..., :dim_v].contiguous(), lse
+    exact = out.shape[3] == dim_v
+    part = (
+        out.contiguous() if exact else out[..., :dim_v].clone(memory_format=torch.contiguous_format)
+    )
+    return part, lse
 
 
 @torch.no_grad()

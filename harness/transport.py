@@ -55,11 +55,14 @@ class Transport(Protocol):
 
 
 class _Done:
+    """A transfer that is over; it keeps its buffer, as one under way would, until waited for."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer: torch.Tensor | None = buffer
+
     def wait(self) -> None:
-        """Return at once."""
-
-
-_DONE = _Done()
+        """Let the buffer go."""
+        self._buffer = None
 
 
 class LocalTransport:
@@ -78,14 +81,14 @@ class LocalTransport:
         del dst
         self.traffic.sent(src, buffer)
         self._mail[tag] = buffer
-        return _DONE
+        return _Done(buffer)
 
     def receive(self, buffer: torch.Tensor, src: int, dst: int, tag: int) -> Handle:
         """Copy the buffer that was left."""
         del src
         self.traffic.received(dst, buffer)
         buffer.copy_(self._mail.pop(tag))
-        return _DONE
+        return _Done(buffer)
 
 
 class _Work:

@@ -1,0 +1,374 @@
+"""The memory ledger: what every rank holds while a plan runs, from the plan alone.
+
+The ledger walks a resolved plan as the executor does and adds up bytes by the plan's own sizes. The
+executor's account (`account.py`) measures the same from the allocator; the two are compared after
+each checked run and must agree to the byte. What they count:
+
+- inputs: the slabs that are there before the first task, held by the caller throughout;
+- slabs: from the task that creates them to the last that touches them (outputs and saved pieces to
+  the end), sharing storage where a finished result is its accumulator;
+- joined reads: a piece that lies in several slabs is copied together for its task;
+- packs: a piece that is not contiguous in its slab is copied to be sent, and the copy lives until
+  its rank next sends;
+- landings: what arrives for the middle of a larger slab waits in a buffer until the slab is
+  touched;
+- kernel results: out and lse, or dq, dk and dv, until they are in their accumulators.
+
+What a kernel allocates and frees inside is its own and not counted.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.lower import lower
+from harness.plan import (
+    Collective,
+    Delta,
+    Finish,
+    Leg,
+    Merge,
+    Piece,
+    Place,
+    Tensor,
+    Tile,
+    Transfer,
+    legs_of,
+)
+from harness.problem import Direction
+from harness.residency import Access, Program, Segment, Step
+from harness.runs import Cut, Range, head_runs, positions, runs
+from harness.sizes import element_bytes, piece_bytes, width
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Bytes per rank.
+
+    Attributes:
+        inputs_bytes: What the caller holds.
+        peak_bytes: The most that is held at any time, inputs included.
+    """
+
+    inputs_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
+
+
+def ledger(program: Program) -> Ledger:
+    """Add up what every rank holds while a plan runs."""
+    return _Ledger(program).run()
+
+
+class _Result(NamedTuple):
+    """What a kernel call returns: where it belongs, its bytes, and whether it is laid out so."""
+
+    cut: Cut
+    size: int
+    exact: bool
+
+
+class _Ledger:
+    """Mirror of the interpreter, in bytes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.plan = program.plan
+        self.problem = program.plan.problem
+        cp = self.problem.cp
+        self.live = [0] * cp
+        self.peak = [0] * cp
+        self.inputs = [0] * cp
+        self.packs = [0] * cp
+        self.size: dict[int, int] = {}
+        self.storage: dict[int, int] = {}
+        self.holders: dict[int, int] = {}
+        self.landings: dict[int, int] = {}
+        self.made: set[int] = set()
+        for slab in program.slabs[: program.initial]:
+            self.inputs[slab.place.rank] += piece_bytes(self.plan, slab.piece)
+            self.made.add(slab.id)
+
+    def run(self) -> Ledger:
+        for task, step in zip(self.plan.tasks, self.program.steps, strict=True):
+            match task:
+                case Transfer() | Collective():
+                    self._legs(legs_of(task), step)
+                case Tile():
+                    self._tile(task, step)
+                case Merge():
+                    self._merge(task.place.rank, step)
+                case Finish():
+                    self._finish(task, step)
+                case Delta():
+                    self._delta(task.place.rank, step)
+                case _:
+                    pass
+            for slab in step.frees:
+                self._free(slab)
+        for resident in (*self.plan.outputs, *self.plan.saved):
+            self._joined(resident.place.rank, resident.piece, self.program.final[resident])
+        peaks = tuple(i + p for i, p in zip(self.inputs, self.peak, strict=True))
+        return Ledger(tuple(self.inputs), peaks)
+
+    # Bytes that come and go -----------------------------------------------------------------
+
+    def _take(self, rank: int, size: int) -> int:
+        self.live[rank] += size
+        self.peak[rank] = max(self.peak[rank], self.live[rank])
+        return size
+
+    def _give(self, rank: int, size: int) -> None:
+        self.live[rank] -= size
+
+    def _make(self, slab: int, shared: int | None = None) -> None:
+        """Give a slab a storage of its own, or that of another slab."""
+        self.made.add(slab)
+        if shared is None:
+            place, piece = self.program.slabs[slab].place, self.program.slabs[slab].piece
+            self.storage[slab] = slab
+            self.size[slab] = self._take(place.rank, piece_bytes(self.plan, piece))
+            self.holders[slab] = 1
+        elif shared in self.storage:
+            self.storage[slab] = self.storage[shared]
+            self.holders[self.storage[shared]] += 1
+
+    def _free(self, slab: int) -> None:
+        if slab not in self.made:
+            return
+        self._touch(slab)
+        storage = self.storage.pop(slab, None)
+        if storage is None:
+            return
+        self.holders[storage] -= 1
+        if self.holders[storage] == 0:
+            self._give(self.program.slabs[slab].place.rank, self.size.pop(storage))
+
+    def _touch(self, slab: int) -> None:
+        """Move what has landed for a slab into it."""
+        if slab in self.landings:
+            self._give(self.program.slabs[slab].place.rank, self.landings.pop(slab))
+
+    def _joined(self, rank: int, piece: Piece, segments: Sequence[Segment]) -> int:
+        """Read a piece: bytes of the copy that joins several slabs, else 0."""
+        size = 0 if len(segments) == 1 else self._take(rank, piece_bytes(self.plan, piece))
+        for segment in segments:
+            self._touch(segment.slab)
+        return size
+
+    def _read(self, access: Access) -> int:
+        return self._joined(access.place.rank, access.piece, access.segments)
+
+    # Moving ---------------------------------------------------------------------------------
+
+    def _legs(self, legs: Sequence[Leg], step: Step) -> None:
+        for rank in {leg.src.rank for leg in legs if leg.src != leg.dst}:
+            self._give(rank, self.packs[rank])
+            self.packs[rank] = 0
+        accesses = iter(step.accesses)
+        reads = [[next(accesses) for _ in leg.pieces] for leg in legs]
+        creates = {(a.place, a.piece.tensor, a.piece.version): a for a in accesses}
+        for leg, pieces in zip(legs, reads, strict=True):
+            for access in pieces:
+                self._leg(leg, access, creates)
+
+    def _leg(
+        self, leg: Leg, access: Access, creates: Mapping[tuple[Place, Tensor, int], Access]
+    ) -> None:
+        src, dst, piece = leg.src.rank, leg.dst.rank, access.piece
+        size = piece_bytes(self.plan, piece)
+        if leg.src != leg.dst:
+            copied = self._read(access)
+            if not copied and not self._contiguous(access.segments[0]):
+                copied = self._take(src, size)
+            self.packs[src] += copied
+        slab = creates[leg.dst, piece.tensor, leg.version].segments[0].slab
+        if slab not in self.made:
+            self._make(slab)
+        if leg.src == leg.dst:
+            self._give(dst, self._read(access))
+            return
+        whole = self.program.slabs[slab].piece
+        parts = list(runs(whole.chunks, piece.chunks))
+        heads = positions(whole.heads, piece.heads)
+        if len(parts) > 1 or not self._is_contiguous(whole, parts[0], heads):
+            self._take(dst, size)
+            self.landings[slab] = self.landings.get(slab, 0) + size
+        else:
+            self.landings.setdefault(slab, 0)
+
+    def _contiguous(self, segment: Segment) -> bool:
+        whole = self.program.slabs[segment.slab].piece
+        return self._is_contiguous(whole, segment.chunks, positions(whole.heads, segment.heads))
+
+    def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
+        """Whether a part of a contiguous slab is contiguous itself."""
+        tokens = self.plan.tokens(whole)
+        part = self.plan.tokens(whole._replace(chunks=tuple(chunks)))
+        sizes = (self.problem.batch, heads[1] - heads[0], part, width(self.plan, whole.tensor))
+        wide = sizes[3]
+        strides = (whole.heads.bit_count() * tokens * wide, tokens * wide, wide, 1)
+        expected = 1
+        for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    # Attention ------------------------------------------------------------------------------
+
+    def _tile(self, tile: Tile, step: Step) -> None:
+        rank, problem = tile.place.rank, self.problem
+        joined = sum(self._read(access) for access in step.accesses[: len(tile.reads)])
+        writes = step.accesses[len(tile.reads) :]
+        fresh = set(step.creates)
+        q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
+        for call in lower(problem.pattern, q_chunks, kv_chunks):
+            for q_heads, kv_heads in head_runs(tile.heads, problem.group):
+                row, col = (call.rows, q_heads), (call.cols, kv_heads)
+                if tile.direction is Direction.FORWARD:
+                    results = [self._forward(row, problem.head_dim_v), self._lse(row)]
+                else:
+                    results = [
+                        self._backward(row, problem.head_dim),
+                        self._backward(col, problem.head_dim),
+                        self._backward(col, problem.head_dim_v),
+                    ]
+                self._take(rank, sum(result.size for result in results))
+                self._add_all(rank, writes, results, fresh)
+        self._give(rank, joined)
+
+    def _forward(self, cut: Cut, wide: int) -> _Result:
+        return _Result(cut, self._elements(cut, wide) * self.problem.dtype.bytes, exact=True)
+
+    def _lse(self, cut: Cut) -> _Result:
+        return _Result(cut, self._elements(cut, 1) * self.problem.dtype.accumulator_bytes, True)
+
+    def _backward(self, cut: Cut, wide: int) -> _Result:
+        # A kernel works at one width and leaves its gradients token by token, all heads of a token
+        # side by side; as slabs go head by head, only one head or one token needs no copy.
+        widest = max(self.problem.head_dim, self.problem.head_dim_v)
+        (first, last), (low, high) = cut
+        exact = wide == widest and (last - first == 1 or high - low == 1)
+        return _Result(cut, self._elements(cut, widest) * self.problem.dtype.bytes, exact)
+
+    def _elements(self, cut: Cut, wide: int) -> int:
+        (first, last), (low, high) = cut
+        return self.problem.batch * (high - low) * (last - first) * wide
+
+    def _add_all(
+        self, rank: int, writes: Sequence[Access], results: Sequence[_Result], fresh: set[int]
+    ) -> None:
+        """Put a kernel's results into accumulators; they go when all are in."""
+        held = 0
+        for write, result in zip(writes, results, strict=True):
+            adopted = False
+            for slab, everything, fills in self._parts(write, result.cut):
+                if slab in fresh and everything:
+                    fresh.discard(slab)
+                    # A result that fills the slab in its own precision becomes the slab.
+                    if result.exact and fills and self._same_precision(write.piece.tensor):
+                        adopted = True
+                        self._adopt(slab, result.size)
+                    else:
+                        self._make(slab)
+                    continue
+                if slab in fresh:
+                    fresh.discard(slab)
+                    self._make(slab)
+                self._touch(slab)
+            held += 0 if adopted else result.size
+        self._give(rank, held)
+
+    def _adopt(self, slab: int, size: int) -> None:
+        self.made.add(slab)
+        self.storage[slab] = slab
+        self.size[slab] = size
+        self.holders[slab] = 1
+
+    def _same_precision(self, tensor: Tensor) -> bool:
+        """Whether a kernel's result already has the precision of its accumulator."""
+        if tensor is Tensor.LSE_PART:
+            return True
+        return element_bytes(self.plan, tensor) == self.problem.dtype.bytes
+
+    def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
+        """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
+        rows, heads = cut
+        starts = self._starts(access.piece)
+        for segment in access.segments:
+            whole = self.program.slabs[segment.slab].piece
+            tokens = self.plan.tokens(whole._replace(chunks=segment.chunks))
+            row = starts[segment.chunks[0]]
+            first, last = max(rows[0], row), min(rows[1], row + tokens)
+            low, high = positions(access.piece.heads, segment.heads)
+            h0, h1 = max(heads[0], low), min(heads[1], high)
+            if first >= last or h0 >= h1:
+                continue
+            everything = (last - first, h1 - h0) == (
+                self.plan.tokens(whole),
+                whole.heads.bit_count(),
+            )
+            yield segment.slab, everything, ((first, last), (h0, h1)) == cut
+
+    def _starts(self, piece: Piece) -> dict[int, int]:
+        starts, row = {}, 0
+        for chunk, tokens in zip(piece.chunks, self.plan.chunks(piece), strict=True):
+            starts[chunk] = row
+            row += len(tokens)
+        return starts
+
+    # Folding and finishing ------------------------------------------------------------------
+
+    def _merge(self, rank: int, step: Step) -> None:
+        half = len(step.accesses) // 2
+        fresh = set(step.creates)
+        pairs = list(zip(step.accesses[:half], step.accesses[half:], strict=True))
+        at = 0
+        while at < len(pairs):
+            both = pairs[at : at + (2 if pairs[at][0].piece.tensor is Tensor.OUT_PART else 1)]
+            joined = [self._read(source) for source, _ in both]
+            for (source, target), copy in zip(both, joined, strict=True):
+                self._fold(source, target, copy, fresh)
+            self._give(rank, sum(joined))
+            at += len(both)
+
+    def _fold(self, source: Access, target: Access, copy: int, fresh: set[int]) -> None:
+        piece = source.piece
+        cut = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
+        for slab, everything, fills in self._parts(target, cut):
+            if slab in fresh and everything and fills and not copy and self._all_of(source):
+                self._make(slab, shared=source.segments[0].slab)
+            elif slab in fresh:
+                self._make(slab)
+            fresh.discard(slab)
+            self._touch(slab)
+
+    def _all_of(self, access: Access) -> bool:
+        """Whether a piece is exactly one slab."""
+        if len(access.segments) != 1:
+            return False
+        segment = access.segments[0]
+        whole = self.program.slabs[segment.slab].piece
+        return (whole.chunks, whole.heads) == (segment.chunks, segment.heads)
+
+    def _finish(self, task: Finish, step: Step) -> None:
+        count = len(task.parts)
+        for part, result in zip(step.accesses[:count], step.accesses[count:], strict=True):
+            slab = result.segments[0].slab
+            piece = result.piece
+            for segment in part.segments:
+                self._touch(segment.slab)
+            same = (
+                self._all_of(part)
+                and (part.segments[0].chunks, part.segments[0].heads) == (piece.chunks, piece.heads)
+                and element_bytes(self.plan, piece.tensor)
+                == element_bytes(self.plan, part.piece.tensor)
+            )
+            self._make(slab, shared=part.segments[0].slab if same else None)
+
+    def _delta(self, rank: int, step: Step) -> None:
+        joined = sum(self._read(access) for access in step.accesses[:2])
+        self._make(step.accesses[2].segments[0].slab)
+        self._give(rank, joined)
