@@ -423,8 +423,7 @@ class _Interpreter:
     def _accumulate_out(
         self,
         writes: Sequence[Access],
-        rows: tuple[int, int],
-        heads: tuple[int, int],
+        where: Cut,
         out: torch.Tensor,
         lse: torch.Tensor,
         fresh: set[int],
@@ -452,8 +451,7 @@ class _Interpreter:
     def _accumulate(
         self,
         write: Access,
-        rows: tuple[int, int],
-        heads: tuple[int, int],
+        where: Cut,
         grad: torch.Tensor,
         fresh: set[int],
     ) -> None:
