@@ -57,6 +57,15 @@ class Coverage:
         self.visiting: dict[tuple[Cell, int], int] = {}
         # Accumulators that are away: the task that took them and what they had.
         self.away: dict[Cell, tuple[int, int]] = {}
+        # Where results are finished: what left there may come home; if it lacks something, the
+        # finish says so.
+        self.homes = {
+            (task.place, piece.tensor, chunk)
+            for task in plan.tasks
+            if isinstance(task, Finish)
+            for piece in task.parts
+            for chunk in piece.chunks
+        }
         self.area_done = 0
         self._atoms_of: dict[tuple[int, bool], tuple[int, ...]] = {}
         self._wanted: dict[tuple[Tensor, int, int], int] = {}
@@ -70,11 +79,25 @@ class Coverage:
             for i in range(n_q)
         }
 
+    def unmasked(self, index: int, tile: Tile) -> None:
+        """Check a tile's area.
+
+        Raises:
+            MaskedPairError: It attends only what the pattern masks, or declares a wrong area.
+        """
+        area = sum(self.areas[i][j] for i in tile.q for j in tile.kv)
+        if area != tile.area or area == 0:
+            raise MaskedPairError(
+                "a tile attends what the pattern allows and nothing else",
+                rank=tile.place.rank,
+                task=index,
+                detail=f"it declares an area of {tile.area}; the pattern has {area} there",
+            )
+
     def absorb(self, index: int, task: Task) -> None:
         """Advance by one task.
 
         Raises:
-            MaskedPairError: A tile attends what the pattern masks, or declares a wrong area.
             RepeatedPairError: A contribution comes a second time.
             LateContributionError: A contribution comes after its accumulator left.
             MissedPairError: A result is finished without a contribution.
@@ -135,15 +158,7 @@ class Coverage:
     # Contributions --------------------------------------------------------------------------
 
     def _tile(self, index: int, tile: Tile) -> None:
-        area = sum(self.areas[i][j] for i in tile.q for j in tile.kv)
-        if area != tile.area or area == 0:
-            raise MaskedPairError(
-                "a tile attends what the pattern allows and nothing else",
-                rank=tile.place.rank,
-                task=index,
-                detail=f"it declares an area of {tile.area}; the pattern has {area} there",
-            )
-        self.area_done += area * tile.heads.bit_count()
+        self.area_done += tile.area * tile.heads.bit_count()
         atoms, place = self.split(tile.heads, Tensor.Q), tile.place
         tensors = _OUT_PARTS if tile.direction is Direction.FORWARD else (Tensor.DQ_PART,)
         for i in tile.q:
@@ -230,7 +245,7 @@ class Coverage:
 
     def _join(self, index: int, cell: Cell, bits: int) -> None:
         """Add what arrived; an accumulator that left may come home, and then be added to again."""
-        if cell in self.away and not self.away[cell][1] & ~bits:
+        if cell in self.away and (cell[:3] in self.homes or not self.away[cell][1] & ~bits):
             del self.away[cell]
         self._add(index, cell, bits)
 

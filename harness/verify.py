@@ -116,7 +116,12 @@ def _prove(plan: Plan, owners: Owners | None) -> Program:
             rotary.add(task.rotary)
             if len(rotary) > 1:
                 raise _misfit(index, task, "every q and k of a plan is rotated, or none is")
-        step = residency.apply(index, task)
+        if isinstance(task, Tile):
+            coverage.unmasked(index, task)
+        try:
+            step = residency.apply(index, task)
+        except ValueError as error:
+            raise _misfit(index, task, "pieces that arrive together join", str(error)) from error
         _edges(index, task, step)
         coverage.absorb(index, task)
         steps.append(step)
