@@ -6,6 +6,7 @@ what the pattern needs, derives the edges from the one readiness rule, and numbe
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from harness import heads as head_sets
 from harness.plan import (
@@ -192,6 +193,7 @@ class PlanBuilder:
         tensors: Iterable[Tensor],
         chunks: Chunks,
         heads: int,
+        *,
         version: int = 0,
         arrive: int | None = None,
     ) -> None:
@@ -255,6 +257,15 @@ class PlanBuilder:
         )
 
 
+def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Give every task the edges that the readiness rule asks for; its own are replaced."""
+    residency = Residency(tuple(initial))
+    return tuple(
+        replace(task, after=tuple(sorted(residency.apply(index, task).requires)))
+        for index, task in enumerate(tasks)
+    )
+
+
 def shard_both(problem: Problem, how: Callable[[int, int], Sharding]) -> tuple[Sharding, Sharding]:
     """Shard queries and keys the same way, each by its own length."""
     queries = how(problem.seqlen_q, problem.cp)
@@ -287,6 +298,4 @@ def balanced_heads(problem: Problem, ranks: int) -> tuple[int, ...]:
                     grown[stop] = choice
         best = grown
     cuts = (0, *best[heads][2])
-    return tuple(
-        head_sets.span(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
-    )
+    return tuple(head_sets.span(start, stop) for start, stop in pairwise(cuts))

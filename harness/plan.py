@@ -691,7 +691,8 @@ def label(task: Task) -> str:
             src, dst = task.leg.src, task.leg.dst
             return f"{_names(task.leg.pieces)}→{dst.memory if dst.rank == src.rank else dst.rank}"
         case Collective():
-            return task.kind.value.replace("_", "-")
+            moved = [piece for leg in task.legs for piece in leg.pieces]
+            return f"{task.kind.value.replace('_', '-')} {_tensors(moved)}"
         case Merge():
             return f"+{_names(task.sources)}"
         case Finish():
@@ -707,8 +708,13 @@ def label(task: Task) -> str:
 
 
 def _names(pieces: Sequence[Piece]) -> str:
-    tensors = "".join(dict.fromkeys(p.tensor.value.removesuffix("_part") for p in pieces))
-    return tensors + ",".join(map(str, pieces[0].chunks))
+    return _tensors(pieces) + ",".join(map(str, pieces[0].chunks))
+
+
+def _tensors(pieces: Sequence[Piece]) -> str:
+    """`kv`, but `dk+dv`."""
+    names = dict.fromkeys(piece.tensor.value.removesuffix("_part") for piece in pieces)
+    return ("" if all(len(name) == 1 for name in names) else "+").join(names)
 
 
 def steps_of(plan: Plan) -> list[int]:
@@ -746,7 +752,8 @@ def grid(plan: Plan, mark: int | None = None, width: int = 22) -> str:
             cells.setdefault((rank, step), []).append(note)
     last = max(steps, default=0)
     lines = [f"{plan.strategy} {plan.direction.value} cp={plan.problem.cp}"]
-    lines.append("rank " + " ".join(f"step {s}".ljust(width) for s in range(last + 1)))
+    heading = "rank " + " ".join(f"step {step}".ljust(width) for step in range(last + 1))
+    lines.append(heading.rstrip())
     for rank in range(plan.problem.cp):
         columns = [cells.get((rank, step), []) for step in range(last + 1)]
         for line in range(max(map(len, columns), default=0) or 1):

@@ -1,13 +1,18 @@
 """Bytes and flops of everything in a plan: the one place that knows them."""
 
-from harness.plan import Leg, Piece, Plan, Tensor, Tile
+from harness.plan import Leg, Linear, Piece, Plan, Tensor, Tile
 from harness.problem import Direction
 
 _ACCUMULATED = frozenset(
     {Tensor.LSE, Tensor.DELTA} | {tensor for tensor in Tensor if tensor.is_part}
 )
 _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
-_WIDE_V = frozenset({Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.DV, Tensor.OUT_PART, Tensor.DV_PART})
+_WIDE_V = frozenset(
+    tensor
+    for tensor in Tensor
+    if tensor.value.removesuffix("_part")
+    in ("v", "out", "dout", "dv", "w_v", "w_o", "dw_v", "dw_o")
+)
 
 
 def is_accumulated(tensor: Tensor) -> bool:
@@ -27,15 +32,24 @@ def element_bytes(plan: Plan, tensor: Tensor) -> int:
 
 
 def width(plan: Plan, tensor: Tensor) -> int:
-    """Elements per token and head."""
+    """Elements per token and head; of x and y per token, of a weight per head.
+
+    Raises:
+        ValueError: It is of a layer, and the problem has no model width.
+    """
+    problem = plan.problem
     if tensor in _PER_ROW:
         return 1
-    return plan.problem.head_dim_v if tensor in _WIDE_V else plan.problem.head_dim
+    if tensor.is_headless:
+        return problem.width
+    head_dim = problem.head_dim_v if tensor in _WIDE_V else problem.head_dim
+    return head_dim * problem.width if tensor.is_weight else head_dim
 
 
 def piece_bytes(plan: Plan, piece: Piece) -> int:
     """Bytes of a piece."""
-    rows = plan.problem.batch * piece.heads.bit_count() * plan.tokens(piece)
+    batch = 1 if piece.tensor.is_weight else plan.problem.batch
+    rows = batch * piece.heads.bit_count() * plan.tokens(piece)
     return rows * width(plan, piece.tensor) * element_bytes(plan, piece.tensor)
 
 
@@ -59,3 +73,13 @@ def tile_flops(plan: Plan, tile: Tile) -> int:
     if tile.direction is Direction.FORWARD:
         return pairs * 2 * (d_k + d_v)
     return pairs * 2 * (3 * d_k + 2 * d_v)
+
+
+def linear_flops(plan: Plan, task: Linear) -> int:
+    """Floating-point operations of a product: tokens x heads x head width x model width."""
+    tokens = next(plan.tokens(p) for p in task.reads if not p.tensor.is_weight)
+    headed = next(p for p in (*task.reads, *task.writes) if not p.tensor.is_headless)
+    wide = any(p.tensor in _WIDE_V for p in (*task.reads, *task.writes))
+    head_dim = plan.problem.head_dim_v if wide else plan.problem.head_dim
+    rows = plan.problem.batch * tokens * headed.heads.bit_count()
+    return 2 * rows * head_dim * plan.problem.width

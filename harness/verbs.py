@@ -66,7 +66,7 @@ def circulate(b: PlanBuilder, ring: Ring) -> None:
         for rank in ranks:
             for child in children.get((rank, step), ()):
                 seat = ring.seats[child[0]]
-                b.send(rank, child[0], KV, needs[child], seat.heads, seat.version)
+                b.send(rank, child[0], KV, needs[child], seat.heads, version=seat.version)
         for rank in ranks:
             seat, source = ring.seats[rank], ring.seats[ring.source(rank, step)]
             b.tile(
