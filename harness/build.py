@@ -5,8 +5,9 @@ what the pattern needs, derives the edges from the one readiness rule, and numbe
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 
 from harness import heads as head_sets
 from harness.plan import (
@@ -23,6 +24,7 @@ from harness.plan import (
     Tensor,
     Tile,
     Transfer,
+    ordered,
 )
 from harness.problem import Direction, Problem
 from harness.residency import Residency
@@ -65,6 +67,10 @@ class PlanBuilder:
         self.prune = prune
         areas = problem.pattern.areas(queries.chunks, keys.chunks)
         self._area: list[list[int]] = areas.tolist()
+        # Per query chunk, the bit set of the key chunks that it attends.
+        self._row = [sum(1 << j for j, area in enumerate(row) if area) for row in self._area]
+        self._attended = reduce(or_, self._row, 0)
+        self._named: dict[tuple[Tensor, Chunks, int, int], Piece] = {}
         self._initial: list[Resident] = []
         self._tasks: list[Task] = []
         self._outputs: list[Resident] = []
@@ -75,15 +81,29 @@ class PlanBuilder:
 
     def area(self, q: Chunks, kv: Chunks) -> int:
         """Unmasked pairs per head between query chunks and key chunks."""
-        return sum(self._area[i][j] for i in q for j in kv)
+        return sum([self._area[i][j] for i in q for j in kv])
 
     def needed_kv(self, q: Chunks, kv: Chunks) -> Chunks:
         """Those of the key chunks that some of the query chunks attend."""
-        return tuple(j for j in kv if any(self._area[i][j] for i in q))
+        met = 0
+        for i in q:
+            met |= self._row[i]
+        return tuple([j for j in kv if met >> j & 1])
 
     def needed_q(self, q: Chunks, kv: Chunks) -> Chunks:
         """Those of the query chunks that attend some of the key chunks."""
-        return tuple(i for i in q if any(self._area[i][j] for j in kv))
+        wanted = 0
+        for j in kv:
+            wanted |= 1 << j
+        return tuple([i for i in q if self._row[i] & wanted])
+
+    def attended_kv(self, kv: Chunks) -> Chunks:
+        """Those of the key chunks that some query attends."""
+        return tuple([j for j in kv if self._attended >> j & 1])
+
+    def attending_q(self, q: Chunks) -> Chunks:
+        """Those of the query chunks that attend some key."""
+        return tuple([i for i in q if self._row[i]])
 
     def tokens(self, tensor: Tensor, chunks: Chunks) -> int:
         """Tokens in chunks of a tensor."""
@@ -111,8 +131,13 @@ class PlanBuilder:
 
     def exact_piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
         """Name a piece by the heads of its own kind (KV heads for a key tensor)."""
-        table = self.keys.chunks if tensor.on_kv else self.queries.chunks
-        return Piece(tensor, tuple(c for c in chunks if table[c]), heads, version)
+        key = (tensor, chunks, heads, version)
+        piece = self._named.get(key)
+        if piece is None:
+            table = self.keys.chunks if tensor.on_kv else self.queries.chunks
+            piece = Piece(tensor, tuple([c for c in chunks if table[c]]), heads, version)
+            self._named[key] = piece
+        return piece
 
     def output(
         self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int = 0
@@ -143,7 +168,7 @@ class PlanBuilder:
             self._residency = Residency(tuple(self._initial))
         index = len(self._tasks)
         required = self._residency.apply(index, task).requires
-        self._tasks.append(replace(task, after=tuple(sorted(required))))
+        self._tasks.append(ordered(task, required))
         return index
 
     def tile(
@@ -261,8 +286,7 @@ def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ..
     """Give every task the edges that the readiness rule asks for; its own are replaced."""
     residency = Residency(tuple(initial))
     return tuple(
-        replace(task, after=tuple(sorted(residency.apply(index, task).requires)))
-        for index, task in enumerate(tasks)
+        ordered(task, residency.apply(index, task).requires) for index, task in enumerate(tasks)
     )
 
 

@@ -269,7 +269,7 @@ class Finish:
     @property
     def results(self) -> tuple[Piece, ...]:
         """The finished pieces."""
-        return tuple(part._replace(tensor=FINISHED[part.tensor]) for part in self.parts)
+        return tuple(Piece(FINISHED[p.tensor], p.chunks, p.heads, p.version) for p in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def effects(task: Task) -> tuple[Effect, ...]:
         case Collective():
             return _leg_effects(task.legs)
         case Merge():
-            into = [source._replace(version=0) for source in task.sources]
+            into = [Piece(p.tensor, p.chunks, p.heads) for p in task.sources]
             return tuple(
                 [Effect(task.place, piece, Mode.TAKE) for piece in task.sources]
                 + [Effect(task.place, piece, Mode.ACCUMULATE) for piece in into]
@@ -446,22 +446,46 @@ def _join(pieces: Sequence[Piece]) -> Piece:
 
 
 def _leg_effects(legs: Sequence[Leg]) -> tuple[Effect, ...]:
-    leaving = [
-        Effect(leg.src, piece, Mode.TAKE if piece.tensor.is_part else Mode.READ)
+    found = [
+        Effect(leg.src, piece, Mode.TAKE if piece.tensor in _PARTS else Mode.READ)
         for leg in legs
         for piece in leg.pieces
     ]
-    arriving = [
-        Effect(place, piece, Mode.CREATE) for (place, _, _), piece in arrivals(legs).items()
-    ]
-    return tuple(leaving + arriving)
+    if len(legs) == 1 and len({piece.tensor for piece in legs[0].pieces}) == len(found):
+        found += [Effect(legs[0].dst, piece, Mode.CREATE) for piece in legs[0].arriving]
+    else:
+        joined = arrivals(legs)
+        found += [Effect(place, piece, Mode.CREATE) for (place, _, _), piece in joined.items()]
+    return tuple(found)
+
+
+def ordered(task: Task, after: tuple[int, ...]) -> Task:
+    """Return the task with these edges."""
+    match task:
+        case Tile():
+            return Tile(task.place, task.direction, task.reads, task.writes, task.area, after)
+        case Transfer():
+            return Transfer(task.leg, after)
+        case Collective():
+            return Collective(task.kind, task.legs, after)
+        case Merge():
+            return Merge(task.place, task.sources, after)
+        case Finish():
+            return Finish(task.place, task.parts, after)
+        case Delta():
+            return Delta(task.place, task.out, task.dout, after)
+        case Linear():
+            return Linear(task.place, task.op, task.reads, task.writes, task.rotary, after)
+        case Free():
+            return Free(task.place, task.pieces, after)
 
 
 def ranks_of(task: Task) -> tuple[int, ...]:
     """Ranks that take part in a task, ascending."""
     match task:
         case Transfer():
-            return tuple(sorted({task.leg.src.rank, task.leg.dst.rank}))
+            src, dst = task.leg.src.rank, task.leg.dst.rank
+            return (src, dst) if src < dst else (dst, src) if dst < src else (src,)
         case Collective():
             return tuple(sorted({place.rank for leg in task.legs for place in (leg.src, leg.dst)}))
         case _:

@@ -7,7 +7,7 @@ it, and the executor and the memory ledger read their buffers from it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness import heads as head_sets
@@ -46,12 +46,19 @@ _LEAVING = (Mode.TAKE, Mode.DROP)
 
 @dataclass(slots=True)
 class Step:
-    """One task, resolved."""
+    """One task, resolved.
 
-    requires: set[int]
-    accesses: list[Access]
-    creates: list[int]
-    frees: list[int] = field(default_factory=list)
+    Attributes:
+        requires: Ids of the tasks that it must wait for, ascending.
+        accesses: What it touches, in the order of `effects`.
+        creates: Slabs that begin with it.
+        frees: Slabs whose last use it is.
+    """
+
+    requires: tuple[int, ...]
+    accesses: tuple[Access, ...]
+    creates: tuple[int, ...]
+    frees: tuple[int, ...] = ()
 
 
 _Cells = dict[int, dict[int, int]]
@@ -86,12 +93,14 @@ class Residency:
             AbsentPieceError: It reads what its place does not hold.
             OverwriteError: It creates what its place already holds.
         """
-        step = Step(set(), [], [])
+        requires: set[int] = set()
+        accesses: list[Access] = []
+        creates: list[int] = []
         tolerant = isinstance(task, Finish)
         for place, piece, mode in effects(task):
             if mode is Mode.CREATE:
                 segment = self._create(place, piece, index)
-                step.creates.append(segment.slab)
+                creates.append(segment.slab)
                 segments: tuple[Segment, ...] = (segment,)
             else:
                 whole = self._whole.get((place, piece))
@@ -99,15 +108,24 @@ class Residency:
                     segments = (whole,)
                 else:
                     if mode is Mode.ACCUMULATE:
-                        step.creates.extend(self._fill(place, piece, index))
+                        creates.extend(self._fill(place, piece, index))
                     segments = self.resolve(place, piece, index, tolerant=tolerant)
-                for segment in segments:
-                    self._touch(step, segment.slab, mode, index)
+                for slab, _, _ in segments:
+                    writer = self._writer[slab]
+                    if writer is not None:
+                        requires.add(writer)
+                    if mode is Mode.READ:
+                        self._readers[slab].append(index)
+                    else:
+                        requires.update(self._readers[slab])
+                        self._writer[slab] = index
+                        self._readers[slab] = []
+                    self.last_use[slab] = index
                 if mode in _LEAVING:
                     self._remove(place, piece, segments)
-            step.accesses.append(Access(place, piece, mode, segments))
-        step.requires.discard(index)
-        return step
+            accesses.append(Access(place, piece, mode, segments))
+        requires.discard(index)
+        return Step(tuple(sorted(requires)), tuple(accesses), tuple(creates))
 
     def resolve(
         self, place: Place, piece: Piece, index: int | None, *, tolerant: bool = False
@@ -124,7 +142,7 @@ class Residency:
         runs: list[tuple[int, int, list[int]]] = []
         for chunk in piece.chunks:
             missing = piece.heads
-            for slab, held in table.get(chunk, {}).items():
+            for slab, held in table[chunk].items() if chunk in table else ():
                 found = held & piece.heads
                 if found:
                     missing &= ~found
@@ -156,7 +174,10 @@ class Residency:
         table = self._cells.setdefault((place, piece.tensor, piece.version), {})
         slab, heads = len(self.slabs), piece.heads
         for chunk in piece.chunks:
-            cells = table.setdefault(chunk, {})
+            cells = table.get(chunk)
+            if cells is None:
+                table[chunk] = {slab: heads}
+                continue
             for held in cells.values():
                 if held & heads:
                     raise OverwriteError(
@@ -178,6 +199,9 @@ class Residency:
         """Create accumulators for the cells of a piece that have none yet."""
         table = self._cells.get((place, piece.tensor, piece.version), {})
         groups: list[tuple[int, list[int]]] = []
+        if not table:
+            yield self._create(place, piece, index).slab
+            return
         for chunk in piece.chunks:
             missing = piece.heads
             for held in table.get(chunk, {}).values():
@@ -192,18 +216,6 @@ class Residency:
             part = Piece(piece.tensor, tuple(chunks), heads, piece.version)
             yield self._create(place, part, index).slab
 
-    def _touch(self, step: Step, slab: int, mode: Mode, index: int) -> None:
-        writer = self._writer[slab]
-        if writer is not None:
-            step.requires.add(writer)
-        if mode is Mode.READ:
-            self._readers[slab].append(index)
-        else:
-            step.requires.update(self._readers[slab])
-            self._writer[slab] = index
-            self._readers[slab] = []
-        self.last_use[slab] = index
-
     def _remove(self, place: Place, piece: Piece, segments: tuple[Segment, ...]) -> None:
         table = self._cells.get((place, piece.tensor, piece.version), {})
         for slab, chunks, heads in segments:
@@ -215,6 +227,8 @@ class Residency:
                     cells[slab] = rest
                 else:
                     del cells[slab]
+                    if not cells:
+                        del table[chunk]
 
     def left(self) -> Iterator[tuple[Place, Piece]]:
         """List the partial results that nobody took, chunk by chunk."""
@@ -255,5 +269,5 @@ def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]
     kept = frozenset(segment.slab for segments in final.values() for segment in segments)
     for slab, last in enumerate(residency.last_use):
         if slab not in kept and last >= 0:
-            steps[last].frees.append(slab)
+            steps[last].frees += (slab,)
     return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial, final)

@@ -189,10 +189,13 @@ class _GradientRoutes:
 
     def come_home(self) -> None:
         """Fold the travelled sums into the owners' accumulators."""
+        arrived: dict[tuple[int, int], list[int]] = {}
         for (source, chunk), stops in self.stops.items():
             if stops and stops[-1] != source:
-                heads = self.ring.seats[source].heads
-                self.b.merge(source, KV_GRADS, (chunk,), heads, from_rank(stops[-1]))
+                arrived.setdefault((source, stops[-1]), []).append(chunk)
+        for (source, last), chunks in arrived.items():
+            heads = self.ring.seats[source].heads
+            self.b.merge(source, KV_GRADS, tuple(chunks), heads, from_rank(last))
 
 
 def all_gather(b: PlanBuilder, tensor: Tensor) -> dict[int, Chunks]:
@@ -260,11 +263,14 @@ class HeadGroups:
 
 def to_heads(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
     """All-to-all: each rank gives up its tokens' heads and gets its heads of the group's tokens."""
+    ranks = range(b.problem.cp)
+    wanted = [_wanted(b, tensor, _owned(b, rank, tensor)) for rank in ranks]
+    places = [Place(rank) for rank in ranks]
     legs = [
         Leg(
-            Place(src),
-            Place(dst),
-            (b.piece(tensor, _wanted(b, tensor, _owned(b, src, tensor)), groups.heads[dst]),),
+            places[src],
+            places[dst],
+            (b.piece(tensor, wanted[src], groups.heads[dst]),),
             GATHERED,
         )
         for group in groups.groups
@@ -276,11 +282,14 @@ def to_heads(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
 
 def to_tokens(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
     """All-to-all back: each rank returns its heads' results to the tokens' owners."""
+    ranks = range(b.problem.cp)
+    whole = [_whole_heads(b, groups, rank, tensor) for rank in ranks]
+    places = [Place(rank) for rank in ranks]
     legs = [
         Leg(
-            Place(src),
-            Place(dst),
-            (b.exact_piece(tensor, _owned(b, dst, tensor), _whole_heads(b, groups, src, tensor)),),
+            places[src],
+            places[dst],
+            (b.exact_piece(tensor, _owned(b, dst, tensor), whole[src]),),
             GATHERED,
         )
         for group in groups.groups
@@ -317,7 +326,7 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> None:
             Leg(
                 Place(src),
                 Place(dst),
-                (b.exact_piece(tensor, _attended(b, _owned(b, dst, tensor)), shared[src]),),
+                (b.exact_piece(tensor, b.attended_kv(_owned(b, dst, tensor)), shared[src]),),
                 from_rank(src),
             )
             for group in groups.groups
@@ -329,7 +338,7 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> None:
         for dst in group:
             own = _owned(b, dst, Tensor.DK)
             pieces: list[Piece] = [
-                b.exact_piece(tensor, _attended(b, own), shared[src], from_rank(src))
+                b.exact_piece(tensor, b.attended_kv(own), shared[src], from_rank(src))
                 for src in group
                 for tensor in KV_GRADS
             ]
@@ -403,13 +412,7 @@ def _wanted(b: PlanBuilder, tensor: Tensor, chunks: Chunks) -> Chunks:
     """Those of the chunks that take part in any attention, if useless transfers are left out."""
     if not b.prune:
         return chunks
-    if tensor.on_kv:
-        return _attended(b, chunks)
-    return b.needed_q(chunks, tuple(range(len(b.keys.chunks))))
-
-
-def _attended(b: PlanBuilder, chunks: Chunks) -> Chunks:
-    return b.needed_kv(tuple(range(len(b.queries.chunks))), chunks)
+    return b.attended_kv(chunks) if tensor.on_kv else b.attending_q(chunks)
 
 
 def _whole_heads(b: PlanBuilder, groups: HeadGroups, rank: int, tensor: Tensor) -> int:

@@ -277,7 +277,9 @@ def _order(index: int, task: Task) -> None:
 
 
 def _edges(index: int, task: Task, step: Step) -> None:
-    missing = step.requires.difference(task.after)
+    if step.requires == task.after:
+        return
+    missing = set(step.requires).difference(task.after)
     if missing:
         raise UnorderedError(
             "a task has an edge to the producer and the readers of what it touches",
