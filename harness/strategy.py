@@ -25,7 +25,7 @@ class Options:
         placement: How tokens are dealt to ranks; None lets the strategy choose.
         ulysses: Degree of the head axis of USP; None lets it choose.
         ring_inside: USP with the ring, not the head axis, on neighbouring ranks.
-        inner: Length of the inner ring of the double ring; None takes the node size.
+        inner: Length of the inner ring of the double ring; None takes the longest inside a node.
     """
 
     prune: bool = True

@@ -12,6 +12,8 @@ node use their network cards at once.
             rank 3        k3      k2      k1     k0
 """
 
+from math import gcd
+
 from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
 from harness.plan import Plan
@@ -36,7 +38,8 @@ def plan(
         UnsupportedError: The inner length does not divide cp.
     """
     cp = problem.cp
-    inner = options.inner or min(context.gpus_per_node, cp)
+    node = min(context.gpus_per_node, cp)
+    inner = options.inner or gcd(node, cp)  # so that no inner ring leaves its node
     if cp % inner:
         legal = tuple(f"inner={w}" for w in range(1, cp + 1) if cp % w == 0)
         raise UnsupportedError(f"double_ring: inner ({inner}) must divide cp ({cp})", legal)
