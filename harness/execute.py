@@ -159,6 +159,9 @@ class _Interpreter:
         self.leaving: dict[int, list[Handle]] = {}
         self.packed: dict[int, list[Handle]] = {}
         self.device = torch.device("cpu")
+        self.created = {
+            slab: index for index, step in enumerate(program.steps) for slab in step.creates
+        }
         self._starts: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
         self._adopt(inputs)
 
@@ -255,8 +258,14 @@ class _Interpreter:
 
     def _slab(self, slab: int) -> torch.Tensor:
         """Return a slab's tensor, once it is all there."""
-        for arrive in self.arriving.pop(slab, ()):
-            arrive()
+        pending = self.arriving.pop(slab, None)
+        if pending is not None:
+            begin = time.perf_counter() if self.timed else 0.0
+            for arrive in pending:
+                arrive()
+            if self.timed:
+                rank = self.program.slabs[slab].place.rank
+                self._span(self.created[slab], rank, "wait", begin)
         return self.buffers[slab]
 
     def _free(self, slab: int) -> None:

@@ -1,0 +1,76 @@
+"""The record of one cell of a sweep: what it says and how a cell can end."""
+
+import math
+import time
+from dataclasses import asdict
+from enum import StrEnum
+
+from harness.config import Config, Where
+from harness.plan import Plan, Tile
+from harness.records import Record
+from harness.sizes import tile_flops
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a cell of a sweep ended."""
+
+    OK = "ok"
+    ILLEGAL = "illegal"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+_EMPTY: Record = {
+    "time_s": None,
+    "samples_s": [],
+    "p20_s": None,
+    "p80_s": None,
+    "tflops_per_gpu": None,
+    "bytes_sent_per_rank": None,
+    "exposed_comm_s": None,
+    "imbalance": None,
+    "peak_bytes": None,
+    "max_rel_error": None,
+    "plan_hash": None,
+    "bound_s": None,
+    "calibration": None,
+    "expected_error": None,
+}
+
+
+def record(
+    config: Config,
+    status: Status,
+    context: Record,
+    *,
+    reason: str = "",
+    detail: str = "",
+    **values: object,
+) -> Record:
+    """Make the record of a cell; what it has no value for is null, never a number."""
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"record: {name} ({value}) must be finite")
+    simulated = config.transport is Where.SIMULATED
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config_hash": config.hash,
+        **asdict(config),
+        "source": "simulated" if simulated else "measured",
+        "status": status.value,
+        "reason": reason,
+        "traceback": detail,
+        **_EMPTY,
+        **values,
+        "environment": dict(context),
+        "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def plan_flops(plan: Plan) -> int:
+    """Flops of all tiles from the exact mask area (backward 2.5 x forward)."""
+    return sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))

@@ -1,0 +1,336 @@
+"""Numerical equivalence to the oracle: one cell, judged.
+
+A cell plans both directions, runs them on the local transport, and asks four things of the run:
+every result is within the one tolerance of the float64 oracle; the bytes that moved are the plan's;
+the memory that was held is the ledger's; and, where asked, real processes give the same bits.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from harness.account import Account
+from harness.config import Config, Where
+from harness.errors import PlanError, UnsupportedError
+from harness.execute import Run, execute
+from harness.inputs import make_inputs
+from harness.memory import ledger
+from harness.plan import Plan, Resident, Tensor, legs_of
+from harness.planned import Planned, partial_results, planned
+from harness.pool import Member
+from harness.problem import Direction, Dtype, Problem
+from harness.residency import Program
+from harness.shards import collect, initial_inputs
+from harness.sizes import leg_bytes
+from harness.tolerance import Tolerance, calibrate, errors, limit
+from harness.transport import GroupTransport, LocalTransport, Traffic, Transport
+from patterns.pattern import Pattern
+
+SEEDS = (0, 1, 2)
+"""Inputs that a lower-precision cell is judged on; float64 needs only the first."""
+
+RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
+    Direction.FORWARD: (("out", Tensor.OUT), ("lse", Tensor.LSE)),
+    Direction.BACKWARD: (("dq", Tensor.DQ), ("dk", Tensor.DK), ("dv", Tensor.DV)),
+}
+
+
+class Status(StrEnum):
+    """How a checked cell ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One judged cell.
+
+    Attributes:
+        config: What was run.
+        status: How it ended.
+        reason: Why, if it did not pass.
+        max_rel_error: Largest error of each tensor over the seeds, by the rule in `tolerance`.
+        tolerances: The most that each may be.
+        digest: SHA-256 of all results of the first seed.
+    """
+
+    config: Config
+    status: Status
+    reason: str = ""
+    max_rel_error: Mapping[str, float] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    digest: str = ""
+
+    def record(self) -> dict[str, object]:
+        """Return the JSON form; `tolerance` is the largest of `tolerances`."""
+        return {
+            **asdict(self.config),
+            "status": self.status.value,
+            "reason": self.reason,
+            "max_rel_error": dict(self.max_rel_error),
+            "tolerance": max(self.tolerances.values(), default=None),
+            "tolerances": dict(self.tolerances),
+        }
+
+
+@dataclass(slots=True)
+class Both:
+    """What running both directions gave.
+
+    Attributes:
+        results: Global tensors by name.
+        runs: The raw runs, by direction.
+        traffic: Bytes by direction.
+        peaks: Accounted peak bytes per rank, by direction; empty without an account.
+    """
+
+    results: dict[str, torch.Tensor]
+    runs: dict[Direction, Run]
+    traffic: dict[Direction, Traffic]
+    peaks: dict[Direction, list[int]]
+
+
+def run_both(
+    plans: Planned,
+    tensors: Mapping[Tensor, torch.Tensor],
+    make_transport: Callable[[], Transport],
+    *,
+    account: bool = False,
+) -> Both:
+    """Run forward, then backward from what it saved.
+
+    Args:
+        plans: Proved plans.
+        tensors: Global q, k, v and dout.
+        make_transport: Called once per direction.
+        account: Follow the allocator (slower).
+
+    Returns:
+        Global results where all ranks are in this process; else `results` is empty.
+    """
+    both = Both({}, {}, {}, {})
+    saved: Mapping[Resident, torch.Tensor] = {}
+    for direction, program in (
+        (Direction.FORWARD, plans.forward),
+        (Direction.BACKWARD, plans.backward),
+    ):
+        transport = make_transport()
+        inputs = start(program.plan, tensors, saved, transport.ranks)
+        run, peaks = _run(program, inputs, transport, account=account)
+        both.runs[direction], both.traffic[direction] = run, transport.traffic
+        if account:
+            both.peaks[direction] = peaks
+        saved = run.results
+        if len(transport.ranks) == program.plan.problem.cp:
+            both.results |= _results(program.plan, run)
+    return both
+
+
+def start(
+    plan: Plan,
+    tensors: Mapping[Tensor, torch.Tensor],
+    saved: Mapping[Resident, torch.Tensor],
+    ranks: Iterable[int],
+) -> dict[Resident, torch.Tensor]:
+    """Inputs of a plan: what the forward plan saved, the rest cut from global tensors."""
+    kept = {resident: saved[resident] for resident in plan.initial if resident in saved}
+    missing = tuple(resident for resident in plan.initial if resident not in kept)
+    return kept | initial_inputs(replace(plan, initial=missing), tensors, ranks)
+
+
+def _run(
+    program: Program,
+    inputs: Mapping[Resident, torch.Tensor],
+    transport: Transport,
+    *,
+    account: bool,
+) -> tuple[Run, list[int]]:
+    if not account:
+        return execute(program, inputs, transport), []
+    by_rank: dict[int, list[torch.Tensor]] = {}
+    for resident, tensor in inputs.items():
+        by_rank.setdefault(resident.place.rank, []).append(tensor)
+    with Account(program.plan.problem.cp, by_rank) as watch:
+        run = execute(program, inputs, transport, watch=watch)
+    return run, list(watch.peak)
+
+
+def _results(plan: Plan, run: Run) -> dict[str, torch.Tensor]:
+    outputs = {resident: run.results[resident] for resident in plan.outputs}
+    named = {}
+    for name, tensor in RESULTS[plan.direction]:
+        # The log-sum-exp is saved where it was computed; it is no output of its own.
+        source = run.results if tensor is Tensor.LSE else outputs
+        named[name] = collect(plan, source, tensor)
+    return named
+
+
+def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes that each rank sends and receives, by the plan."""
+    sent: dict[int, int] = {}
+    received: dict[int, int] = {}
+    for task in plan.tasks:
+        for leg in legs_of(task):
+            size = leg_bytes(plan, leg)
+            if size:
+                sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
+                received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
+    return sent, received
+
+
+@lru_cache(maxsize=8)
+def _reference(problem: Problem, seed: int) -> Tolerance:
+    """Run the oracle; strategies and degrees of one problem share it."""
+    tensors = make_inputs(problem, seed)
+    q, k, v, dout = (tensors[t] for t in (Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT))
+    mask = allowed_mask(problem.pattern)
+    return calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
+
+
+def allowed_mask(pattern: Pattern) -> torch.Tensor:
+    """Dense mask for the oracle, from the pattern's own definition."""
+    q, kv = np.arange(pattern.seqlen_q), np.arange(pattern.seqlen_kv)
+    return torch.from_numpy(pattern.allowed(q, kv))
+
+
+def check(config: Config, *, seeds: tuple[int, ...] = SEEDS) -> tuple[Cell, Cell]:
+    """Judge the forward and the backward of one configuration on the local transport.
+
+    Args:
+        config: The cell; its direction is not looked at.
+        seeds: Inputs for lower precisions.
+
+    Returns:
+        The forward cell and the backward cell.
+    """
+    cells = [replace(config, direction=direction) for direction in Direction]
+    try:
+        problem = config.problem
+        plans = planned(problem, config.strategy)
+    except UnsupportedError as error:
+        return _pair(Cell(cell, Status.REFUSED, str(error)) for cell in cells)
+    except PlanError as error:
+        reason = f"{type(error).__name__}: {error}"
+        return _pair(Cell(cell, Status.FAILED, reason) for cell in cells)
+    judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
+    worst: dict[str, float] = {}
+    most: dict[str, float] = {}
+    found: dict[Direction, list[str]] = {direction: [] for direction in Direction}
+    digests: dict[Direction, str] = {}
+    for number, seed in enumerate(judged):
+        tensors = make_inputs(problem, seed)
+        both = run_both(plans, tensors, lambda: LocalTransport(problem.cp), account=number == 0)
+        tolerance = _reference(replace(problem, cp=1), seed)
+        _widen(worst, errors(both.results, tolerance))
+        _widen(most, _limits(plans, tolerance))
+        if number == 0:
+            for direction, program in _programs(plans):
+                found[direction] += _compare(program, both, direction)
+                digests[direction] = combine(rank_digests(both.runs[direction]))
+    return _pair(_judge(cell, worst, most, found, digests) for cell in cells)
+
+
+def _pair(cells: Iterable[Cell]) -> tuple[Cell, Cell]:
+    forward, backward = cells
+    return forward, backward
+
+
+def _programs(plans: Planned) -> tuple[tuple[Direction, Program], ...]:
+    return (Direction.FORWARD, plans.forward), (Direction.BACKWARD, plans.backward)
+
+
+def _widen(largest: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        largest[name] = max(largest.get(name, 0.0), value)
+
+
+def _limits(plans: Planned, tolerance: Tolerance) -> dict[str, float]:
+    return {
+        name: limit(name, tolerance, merges=partial_results(program) - 1)
+        for direction, program in _programs(plans)
+        for name, _ in RESULTS[direction]
+    }
+
+
+def _compare(program: Program, both: Both, direction: Direction) -> list[str]:
+    """Hold bytes moved and memory held against the plan."""
+    wrong = []
+    sent, received = planned_traffic(program.plan)
+    traffic = both.traffic[direction]
+    if traffic.sent_bytes != sent or traffic.received_bytes != received:
+        wrong.append(f"sent {traffic.sent_bytes} bytes by rank, the plan says {sent}")
+    expected = list(ledger(program).peak_bytes)
+    if both.peaks[direction] != expected:
+        wrong.append(f"held {both.peaks[direction]} bytes by rank, the ledger says {expected}")
+    return wrong
+
+
+def _judge(
+    config: Config,
+    worst: Mapping[str, float],
+    most: Mapping[str, float],
+    found: Mapping[Direction, list[str]],
+    digests: Mapping[Direction, str],
+) -> Cell:
+    names = [name for name, _ in RESULTS[Direction.FORWARD]]
+    if config.direction is Direction.BACKWARD:
+        names += [name for name, _ in RESULTS[Direction.BACKWARD]]
+    own = [name for name, _ in RESULTS[config.direction]]
+    wrong = [
+        f"{name} is off by {worst[name]:.2e}, at most {most[name]:.2e} is right"
+        for name in own
+        if not worst[name] <= most[name]
+    ]
+    wrong += found[config.direction]
+    return Cell(
+        config,
+        Status.FAILED if wrong else Status.PASSED,
+        "; ".join(wrong),
+        {name: worst[name] for name in names},
+        {name: most[name] for name in names},
+        digests[config.direction],
+    )
+
+
+def rank_digests(run: Run) -> dict[int, str]:
+    """Hash each rank's results, bit for bit."""
+    hashes: dict[int, hashlib._Hash] = {}
+    for resident in sorted(run.results, key=str):
+        tensor = run.results[resident].flatten().clone()
+        state = hashes.setdefault(resident.place.rank, hashlib.sha256())
+        state.update(str(resident).encode())
+        state.update(tensor.view(torch.uint8).numpy().tobytes())
+    return {rank: state.hexdigest() for rank, state in hashes.items()}
+
+
+def combine(digests: Mapping[int, str]) -> str:
+    """Join the hashes of all ranks into one."""
+    joined = ",".join(f"{rank}:{digests[rank]}" for rank in sorted(digests))
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def group_digests(member: Member, config: Config, seed: int) -> dict[Direction, dict[int, str]]:
+    """Run one configuration in a team and hash this rank's results (a job for a `Team`)."""
+    del member
+    plans = planned(config.problem, config.strategy)
+    both = run_both(plans, make_inputs(config.problem, seed), GroupTransport)
+    return {direction: rank_digests(run) for direction, run in both.runs.items()}
+
+
+def same_bits(cell: Cell, by_rank: Iterable[Mapping[int, str]]) -> Cell:
+    """Judge a team's results against the local run's: the same bits, or failed."""
+    digests: dict[int, str] = {}
+    for each in by_rank:
+        digests |= each
+    config = replace(cell.config, transport=Where.GLOO)
+    if cell.status is Status.PASSED and combine(digests) != cell.digest:
+        reason = "gloo processes and the local transport give different bits"
+        return replace(cell, config=config, status=Status.FAILED, reason=reason)
+    return replace(cell, config=config)

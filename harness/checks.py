@@ -1,0 +1,145 @@
+"""Run many check cells: side by side on the cores here, then in teams of real processes."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from harness.check import SEEDS, Cell, Status, check, group_digests, same_bits
+from harness.config import Config
+from harness.pool import Team, WorkerError
+from harness.problem import Direction
+
+_TIMEOUT_S = 300.0
+
+
+def cost(config: Config) -> float:
+    """How long a cell takes, relative to others: its pairs, widths and heads."""
+    pairs = config.seqlen_q * config.seqlen_kv * config.batch * config.heads_q
+    return pairs * (config.head_dim + 16) + 1e6 * config.cp
+
+
+def check_all(configs: Sequence[Config], *, jobs: int) -> Iterator[tuple[Cell, Cell]]:
+    """Judge configurations on the local transport, the dearest first.
+
+    Args:
+        configs: Cells; the two directions of each are judged.
+        jobs: Processes side by side; 1 stays in this one.
+
+    Yields:
+        The forward and the backward cell of each configuration, as they finish.
+    """
+    ordered = sorted(configs, key=cost, reverse=True)
+    if jobs == 1:
+        torch.set_num_threads(1)
+        for config in ordered:
+            yield check(config)
+        return
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as executor:
+        pending = [executor.submit(check, config) for config in ordered]
+        try:
+            for future in as_completed(pending):
+                yield future.result()
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def group_all(
+    cells: Sequence[tuple[Cell, Cell]], *, repeat: int = 1, timeout_s: float = _TIMEOUT_S
+) -> Iterator[tuple[Cell, Cell]]:
+    """Run judged cells again in gloo processes and ask for the same bits.
+
+    Args:
+        cells: What `check_all` gave; refused cells pass through.
+        repeat: How often each runs.
+        timeout_s: How long one run may take.
+
+    Yields:
+        The cells with the verdict of the processes.
+    """
+    for cp in sorted({forward.config.cp for forward, _ in cells}):
+        team: Team | None = None
+        try:
+            for forward, backward in cells:
+                if forward.config.cp != cp:
+                    continue
+                if forward.status is Status.REFUSED:
+                    yield forward, backward
+                    continue
+                if team is None or not team.alive:
+                    team = Team(cp)
+                yield _in_team(team, forward, backward, repeat, timeout_s)
+        finally:
+            if team is not None:
+                team.close()
+
+
+def _in_team(
+    team: Team, forward: Cell, backward: Cell, repeat: int, timeout_s: float
+) -> tuple[Cell, Cell]:
+    for _ in range(repeat):
+        try:
+            answers = team.run(group_digests, timeout_s, forward.config, SEEDS[0])
+        except WorkerError as error:
+            reason = f"{error.kind.value}: {error}"
+            return _failed(forward, reason), _failed(backward, reason)
+        forward = same_bits(forward, [answer[Direction.FORWARD] for answer in answers])
+        backward = same_bits(backward, [answer[Direction.BACKWARD] for answer in answers])
+    return forward, backward
+
+
+def _failed(cell: Cell, reason: str) -> Cell:
+    return Cell(cell.config, Status.FAILED, reason, cell.max_rel_error, cell.tolerances)
+
+
+class Progress:
+    """Cells already judged, kept in a file so that a long check can be resumed.
+
+    Args:
+        path: One JSON record a line; a torn last line is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, dict[str, object]] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                self.records[record["config_hash"]] = record
+
+    def done(self, config: Config) -> bool:
+        """Whether both directions of a configuration are there and did not fail."""
+        return all(
+            self.records.get(hash_of(config, direction), {}).get("status")
+            in (Status.PASSED, Status.REFUSED)
+            for direction in Direction
+        )
+
+    def add(self, cell: Cell) -> None:
+        """Append one cell, in one write."""
+        record = {**cell.record(), "config_hash": cell.config.hash}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        self.records[cell.config.hash] = record
+
+
+def hash_of(config: Config, direction: Direction) -> str:
+    """Hash of a configuration in one direction."""
+    return replace(config, direction=direction).hash
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,177 @@
+"""`sweep`: compare strategies over degrees, lengths, patterns and clusters."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness import suite
+from harness.cell import Status
+from harness.checks import cores
+from harness.cluster import CLUSTERS
+from harness.commands.arguments import count, dtype, example, heads, length, listed, seconds
+from harness.config import Config, Where
+from harness.problem import Direction
+from harness.records import Record, ResultFolder
+from harness.simulated import simulate_cells
+from harness.suite import Mode, Part
+from harness.summary import write_summaries
+from harness.sweep import Limits, in_order, measure_cells, pending
+from harness.tables import print_sweep
+from patterns import make_pattern
+
+_AXES = {
+    "strategies": str,
+    "patterns": str,
+    "cp": count,
+    "seqlen": length,
+    "heads": heads,
+    "head_dim": count,
+    "batch": count,
+    "dtype": dtype,
+    "direction": Direction,
+    "cluster": str,
+}
+_GIB = 2**30
+
+
+def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "sweep",
+        help="compare strategies, simulated on a cluster and measured on this machine",
+        description="Run the product of strategies x patterns x cp x seqlen x direction x heads x "
+        "dtype x cluster. Without flags: the suite `quick`, which simulates an 8 x 8 H100 cluster "
+        "and measures a small part in real processes here, with the numerical error of each.",
+        epilog=example(
+            [
+                "sweep",
+                "sweep --mode measure --strategies ring,zigzag,usp:2x2 --cp 4 --seqlen 4k",
+                "sweep --mode simulate --patterns causal --cp 64 --seqlen 128k,1m -o results/long",
+                "sweep -o results/long --resume --suite mine.toml",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--suite", default="quick", help="a name, or a TOML file")
+    parser.add_argument(
+        "--mode", type=Mode, choices=tuple(Mode), help="which parts of the suite to run"
+    )
+    axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
+    axes.add_argument("--strategies", type=listed(str), help="names with options; * is all")
+    axes.add_argument("--patterns", "--pattern", type=listed(str), help="see `list`")
+    axes.add_argument("--cp", type=listed(count), help="degrees")
+    axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,64k")
+    axes.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 32/8")
+    axes.add_argument("--head-dim", type=listed(count), help="widths")
+    axes.add_argument("--batch", type=listed(count), help="batch sizes")
+    axes.add_argument("--dtype", type=listed(dtype), help="precisions")
+    axes.add_argument("--direction", type=listed(Direction), help="forward,backward")
+    axes.add_argument("--cluster", type=listed(str), help=f"of {', '.join(CLUSTERS)}")
+    runs = parser.add_argument_group("measured cells")
+    runs.add_argument("--iterations", type=count, default=Limits().iterations, help="that count")
+    runs.add_argument("--warmup", type=count, default=Limits().warmup, help="that do not count")
+    runs.add_argument("--threads", type=count, default=1, help="of each rank")
+    runs.add_argument("--timeout", type=seconds, default=Limits().timeout_s, help="s, per cell")
+    runs.add_argument(
+        "--memory", type=seconds, default=Limits().memory_bytes / _GIB, help="GiB, per rank"
+    )
+    out = parser.add_argument_group("results")
+    out.add_argument("-o", "--output", type=Path, help="folder (default: results/<time>)")
+    out.add_argument("--resume", action="store_true", help="go on where the folder's records end")
+    out.add_argument("--dry-run", action="store_true", help="list the cells and stop")
+    out.add_argument("--jobs", type=count, default=cores(), help="simulations at once")
+    out.add_argument("--json", action="store_true", help="print the records on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a sweep."""
+    cells = _cells(args)
+    if args.dry_run:
+        return _dry_run(args, cells)
+    folder = args.output or Path("results") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    with ResultFolder(folder) as results:
+        if results.records and not args.resume:
+            raise ValueError(
+                f"results folder ({folder}) has {len(results.records)} records; "
+                "give --resume to go on from them, or name another"
+            )
+        todo = pending(cells, results.records)
+        _run(args, todo, results)
+        records = in_order(cells, results.records)
+        write_summaries(folder, records)
+    if args.json:
+        json.dump(records, sys.stdout)
+        print()
+    else:
+        print_sweep(Console(), records)
+        print(f"records: {folder}", file=sys.stderr)
+    bad = (Status.ERROR, Status.TIMEOUT)
+    return 1 if any(entry["status"] in bad for entry in records) else 0
+
+
+def _cells(args: argparse.Namespace) -> list[Config]:
+    parts: Sequence[Part] = suite.load(args.suite, _AXES)
+    if args.mode in (Mode.SIMULATE, Mode.MEASURE):
+        parts = [part for part in parts if part.mode is args.mode] or [Part(mode=args.mode)]
+    given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
+    cells = [cell for part in parts for cell in suite.override(part, given).cells()]
+    for pattern, tokens in {(cell.pattern, cell.seqlen_q) for cell in cells}:
+        make_pattern(pattern, tokens)  # an unknown pattern is a wrong call, not an illegal cell
+    for name in {cell.cluster for cell in cells if cell.cluster is not None}:
+        if name not in CLUSTERS:
+            raise ValueError(f"cluster ({name}) is unknown; choose from {', '.join(CLUSTERS)}")
+    return list(dict.fromkeys(cells))
+
+
+def _dry_run(args: argparse.Namespace, cells: Sequence[Config]) -> int:
+    if args.json:
+        json.dump(
+            [{"config_hash": cell.hash, "strategy": cell.strategy} for cell in cells], sys.stdout
+        )
+        print()
+        return 0
+    for cell in cells:
+        where = cell.cluster or cell.transport.value
+        print(
+            f"{cell.hash} {where} {cell.strategy} {cell.pattern} cp={cell.cp} S={cell.seqlen_q} "
+            f"heads={cell.heads_q}/{cell.heads_kv} {cell.dtype.value} {cell.direction.value}"
+        )
+    print(f"{len(cells)} cells", file=sys.stderr)
+    return 0
+
+
+def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolder) -> None:
+    limits = Limits(
+        timeout_s=args.timeout,
+        memory_bytes=round(args.memory * _GIB),
+        threads=args.threads,
+        warmup=args.warmup,
+        iterations=args.iterations,
+    )
+    simulate = [cell for cell in cells if cell.transport is Where.SIMULATED]
+    measure = [cell for cell in cells if cell.transport is not Where.SIMULATED]
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        # Measured first: nothing else may run beside them.
+        parts: list[tuple[str, Sequence[Config], Iterator[Record]]] = [
+            ("measure", measure, measure_cells(measure, limits)),
+            ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs)),
+        ]
+        for name, own, records in parts:
+            task = bar.add_task(name, total=len(own), visible=bool(own))
+            for entry in records:
+                results.append(entry)
+                bar.advance(task)

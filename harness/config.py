@@ -1,0 +1,72 @@
+"""One cell of a grid: everything that names a run, as plain values that go into records."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from harness.problem import Direction, Dtype, Problem
+from patterns import make_pattern
+
+
+class Where(StrEnum):
+    """How the ranks of a cell come to be."""
+
+    LOCAL = "local"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    SIMULATED = "simulated"
+
+
+class Scope(StrEnum):
+    """What a plan takes in: q, k and v, or x and the weights of a layer."""
+
+    ATTENTION = "attention"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Names of one cell; the fields are those of `Problem`, spelled as a user would type them.
+
+    `cluster` is what a simulated cell runs on; other cells run on this machine.
+    """
+
+    strategy: str
+    pattern: str
+    cp: int
+    seqlen_q: int
+    seqlen_kv: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    batch: int = 1
+    dtype: Dtype = Dtype.FLOAT32
+    direction: Direction = Direction.FORWARD
+    transport: Where = Where.LOCAL
+    scope: Scope = Scope.ATTENTION
+    cluster: str | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of this cell.
+
+        Raises:
+            ValueError: The values contradict one another.
+        """
+        cross = self.seqlen_q != self.seqlen_kv
+        return Problem(
+            pattern=make_pattern(self.pattern, self.seqlen_q, self.seqlen_kv, cross=cross),
+            heads_q=self.heads_q,
+            heads_kv=self.heads_kv,
+            head_dim=self.head_dim,
+            batch=self.batch,
+            dtype=self.dtype,
+            cp=self.cp,
+        )
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the values, 16 hex digits."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,137 @@
+"""The default grid of `check`: coverings of all pairs, and the whole product."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from allpairspy import AllPairs
+
+from harness.config import Config
+from harness.problem import Dtype
+from strategies import STRATEGIES, strategy
+
+CPS = (1, 2, 3, 4, 7, 8, 16)
+DTYPES = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
+HEADS = ((5, 5), (6, 2), (7, 1))
+BATCHES = (1, 2)
+LENGTHS = (1, 5, 64, 97, 1020)
+HEAD_DIMS = (4, 5, 64, 256)
+VARIANTS = (
+    "ulysses:prune=false",
+    "usp:ring_inside=true",
+    "double_ring:inner=2",
+    "double_ring:placement=stripe",
+    "allgather:placement=zigzag",
+)
+PATTERNS = (
+    "full",
+    "causal",
+    "causal_cross",
+    "full_cross",
+    "window",
+    "documents",
+    "strided",
+    "strided_original",
+    "global_local",
+    "star",
+    "streaming",
+)
+COVERINGS = 2
+_EXTRA_KEYS = 13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The values that a grid is made of."""
+
+    strategies: tuple[str, ...] = (*STRATEGIES, *VARIANTS)
+    patterns: tuple[str, ...] = PATTERNS
+    cps: tuple[int, ...] = CPS
+    dtypes: tuple[Dtype, ...] = DTYPES
+    heads: tuple[tuple[int, int], ...] = HEADS
+    batches: tuple[int, ...] = BATCHES
+    lengths: tuple[int, ...] = LENGTHS
+    head_dims: tuple[int, ...] = HEAD_DIMS
+
+    def values(self) -> list[Sequence[object]]:
+        """The axes in the order of `_config`'s arguments."""
+        return [
+            self.strategies,
+            self.patterns,
+            self.cps,
+            self.dtypes,
+            self.heads,
+            self.batches,
+            self.lengths,
+            self.head_dims,
+        ]
+
+
+def pairwise(axes: Axes, coverings: int = COVERINGS) -> Iterator[Config]:
+    """Yield configurations such that every two values of different axes meet in each covering.
+
+    Each covering starts from another fixed shuffle of the values, so together they cover most
+    triples too. A configuration appears once.
+    """
+    seen: set[Config] = set()
+    for seed in range(coverings):
+        shuffle = random.Random(seed)  # nothing secret: a fixed order
+        values = [shuffle.sample(list(axis), len(axis)) for axis in axes.values()]
+        for row in AllPairs(values, filter_func=_affordable):
+            config = _config(row)
+            if config not in seen:
+                seen.add(config)
+                yield config
+
+
+def whole(axes: Axes) -> Iterator[Config]:
+    """Yield the whole product of the axes."""
+    yield from dict.fromkeys(_config(row) for row in product(*axes.values()))
+
+
+def _affordable(row: Sequence[object]) -> bool:
+    """Keep the largest tensors of a covering to batch 1; every pair still occurs."""
+    if len(row) < len(Axes().values()):
+        return True
+    batch, seqlen, head_dim = row[5:8]
+    return not (seqlen == max(LENGTHS) and head_dim == max(HEAD_DIMS) and batch != 1)
+
+
+def _config(row: Sequence[object]) -> Config:
+    name, pattern, cp, dtype, heads, batch, seqlen, head_dim = row
+    assert isinstance(name, str) and isinstance(pattern, str) and isinstance(dtype, Dtype)
+    assert isinstance(cp, int) and isinstance(seqlen, int) and isinstance(heads, tuple)
+    assert isinstance(batch, int) and isinstance(head_dim, int)
+    text, seqlen_kv = spelled(pattern, seqlen)
+    # Ulysses needs a head per rank: take the same geometry several times over.
+    times = -(-cp // heads[0]) if strategy(name).strategy.name == "ulysses" else 1
+    return Config(
+        strategy=name,
+        pattern=text,
+        cp=cp,
+        seqlen_q=seqlen,
+        seqlen_kv=seqlen_kv,
+        heads_q=heads[0] * times,
+        heads_kv=heads[1] * times,
+        head_dim=head_dim,
+        batch=batch,
+        dtype=dtype,
+    )
+
+
+def spelled(pattern: str, seqlen: int) -> tuple[str, int]:
+    """Spell a pattern of the grid for a length: its text and the number of keys."""
+    match pattern:
+        case "causal_cross":
+            return "causal:align=bottom_right", seqlen + _EXTRA_KEYS
+        case "full_cross":
+            return "full", seqlen + _EXTRA_KEYS
+        case "window":
+            return f"window:left={seqlen // 5},right=3", seqlen
+        case "documents":
+            first = seqlen * 2 // 7
+            rest = [first, 1, seqlen - first - 1] if first and seqlen - first > 1 else [seqlen]
+            return "documents:lengths=" + "+".join(map(str, rest)), seqlen
+        case _:
+            return pattern, seqlen

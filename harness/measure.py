@@ -1,0 +1,174 @@
+"""Time one cell in real processes, and judge its numbers there.
+
+Each iteration starts at a barrier and counts as the slowest rank. Warm-ups come first; the samples
+are kept, and the median is the headline with p20 and p80 beside it. Exposed communication comes
+from one traced run of its own, never from the timed ones.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+
+from harness import heads as head_sets
+from harness.check import RESULTS, allowed_mask, planned_traffic, start
+from harness.config import Config
+from harness.execute import execute
+from harness.inputs import make_inputs
+from harness.memory import ledger
+from harness.plan import Plan, Resident, Tensor
+from harness.planned import partial_results, planned
+from harness.pool import Member
+from harness.problem import Direction, Problem
+from harness.shards import collect
+from harness.tolerance import Tolerance, calibrate, errors, limit
+from harness.transport import GroupTransport
+
+WARMUP = 5
+ITERATIONS = 20
+_SEED = 0
+_WHOLE_TOKENS = 2048
+"""Up to this many queries the oracle judges all heads; beyond, one KV head and its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """What one rank saw.
+
+    Attributes:
+        samples_s: Seconds of each timed iteration.
+        waited_s: Seconds that it waited for transfers, in the traced run.
+        sent_bytes: Bytes that it sent, counted at the transport.
+        plan_hash: Hash of the plan that it ran.
+        results: Its outputs.
+    """
+
+    samples_s: tuple[float, ...]
+    waited_s: float
+    sent_bytes: int
+    plan_hash: str
+    results: Mapping[Resident, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A timed and judged cell.
+
+    Attributes:
+        samples_s: Per iteration, the slowest rank, seconds.
+        exposed_comm_s: Longest wait for transfers of any rank in one traced run, seconds.
+        bytes_sent_per_rank: Counted at the transport.
+        peak_bytes: Largest peak of any rank, by the ledger.
+        max_rel_error: Error of each result against the oracle.
+        passed: Whether every error is within the tolerance.
+    """
+
+    samples_s: tuple[float, ...]
+    exposed_comm_s: float
+    bytes_sent_per_rank: tuple[int, ...]
+    peak_bytes: int
+    max_rel_error: Mapping[str, float]
+    passed: bool
+
+    @property
+    def time_s(self) -> float:
+        """Median of the samples."""
+        return statistics.median(self.samples_s)
+
+
+def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> RankSample:
+    """Run one cell on one rank (a job for a `Team`)."""
+    problem = config.problem
+    plans = planned(problem, config.strategy)
+    _agree(plans.forward.plan, member)
+    tensors = make_inputs(problem, _SEED)
+    forward = plans.forward
+    inputs = start(forward.plan, tensors, {}, (member.rank,))
+    program = forward
+    if config.direction is Direction.BACKWARD:
+        saved = execute(forward, inputs, GroupTransport()).results
+        program = plans.backward
+        inputs = start(program.plan, tensors, saved, (member.rank,))
+    samples = []
+    for iteration in range(warmup + iterations):
+        transport = GroupTransport()
+        dist.barrier()
+        begin = time.perf_counter()
+        execute(program, inputs, transport)
+        if iteration >= warmup:
+            samples.append(time.perf_counter() - begin)
+    transport = GroupTransport()
+    dist.barrier()
+    traced = execute(program, inputs, transport, timed=True)
+    waited = sum(span.end_s - span.start_s for span in traced.spans if span.stream == "wait")
+    outputs = {
+        resident: tensor
+        for resident, tensor in traced.results.items()
+        if resident in program.plan.outputs
+    }
+    sent = transport.traffic.sent_bytes.get(member.rank, 0)
+    return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs)
+
+
+def _agree(plan: Plan, member: Member) -> None:
+    """Compare plan hashes before anything is sent by the plan."""
+    mine = torch.tensor([int(plan.hash[:15], 16)])
+    others = [torch.empty_like(mine) for _ in range(member.cp)]
+    dist.all_gather(others, mine)
+    for rank, other in enumerate(others):
+        if int(other) != int(mine):
+            raise ValueError(f"rank {rank} made another plan than rank {member.rank}")
+
+
+def joined(config: Config, ranks: Sequence[RankSample]) -> Measurement:
+    """Join what the ranks saw, and judge the numbers.
+
+    Raises:
+        ValueError: The bytes that moved are not the plan's.
+    """
+    plans = planned(config.problem, config.strategy)
+    program = plans.forward if config.direction is Direction.FORWARD else plans.backward
+    sent, _ = planned_traffic(program.plan)
+    moved = tuple(rank.sent_bytes for rank in ranks)
+    expected = tuple(sent.get(rank, 0) for rank in range(config.cp))
+    if moved != expected:
+        raise ValueError(f"sent {moved} bytes by rank, the plan says {expected}")
+    results: dict[Resident, torch.Tensor] = {}
+    for rank in ranks:
+        results |= rank.results
+    reference, whole = _reference(replace(config.problem, cp=1))
+    found = {}
+    for name, tensor in RESULTS[config.direction]:
+        if tensor is not Tensor.LSE:
+            value = collect(program.plan, results, tensor)
+            heads = whole[1] if tensor.on_kv else whole[0]
+            found[name] = value[:, heads]
+    error = errors(found, reference)
+    merges = partial_results(program) - 1
+    passed = all(error[name] <= limit(name, reference, merges=merges) for name in error)
+    return Measurement(
+        samples_s=tuple(max(times) for times in zip(*(r.samples_s for r in ranks), strict=True)),
+        exposed_comm_s=max(rank.waited_s for rank in ranks),
+        bytes_sent_per_rank=moved,
+        peak_bytes=max(ledger(program).peak_bytes),
+        max_rel_error=error,
+        passed=passed,
+    )
+
+
+@lru_cache(maxsize=4)
+def _reference(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]]]:
+    """Run the oracle on all heads, or on one KV head and its group where that would take long."""
+    tensors = make_inputs(problem, _SEED)
+    kv = 1 if problem.seqlen_q > _WHOLE_TOKENS else problem.heads_kv
+    q_heads = list(head_sets.members(head_sets.span(0, kv * problem.group)))
+    kv_heads = list(range(kv))
+    q, dout = (tensors[tensor][:, q_heads] for tensor in (Tensor.Q, Tensor.DOUT))
+    k, v = (tensors[tensor][:, kv_heads] for tensor in (Tensor.K, Tensor.V))
+    mask = allowed_mask(problem.pattern)
+    reference = calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
+    return reference, (q_heads, kv_heads)

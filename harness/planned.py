@@ -1,0 +1,55 @@
+"""From a problem and a strategy's name to proved plans of both directions, kept for reuse."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from harness.lower import lower
+from harness.plan import Merge, Tensor, Tile
+from harness.problem import Direction, Problem
+from harness.residency import Program
+from harness.strategy import Context
+from harness.verify import verify
+from strategies import strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A proved forward plan and the backward plan that starts from what it saves."""
+
+    forward: Program
+    backward: Program
+
+
+@lru_cache(maxsize=64)
+def planned(problem: Problem, text: str, context: Context | None = None) -> Planned:
+    """Plan and prove both directions.
+
+    Raises:
+        UnsupportedError: The strategy cannot do this problem.
+        PlanError: The plan is wrong.
+        ValueError: The strategy's name or options are.
+    """
+    chosen = strategy(text)
+    both = (chosen.plan(problem, direction, context) for direction in Direction)
+    return Planned(*(verify(plan) for plan in both))
+
+
+def partial_results(program: Program) -> int:
+    """How many partial results meet in one accumulator at most: kernel calls and merges."""
+    counts: dict[int, int] = {}
+    plan = program.plan
+    for task, step in zip(plan.tasks, program.steps, strict=True):
+        match task:
+            case Tile():
+                q, kv = (plan.chunks(piece) for piece in task.reads[:2])
+                adds = len(lower(plan.problem.pattern, q, kv))
+                written = step.accesses[len(task.reads) :]
+            case Merge():
+                adds = 1
+                written = step.accesses[len(task.sources) :]
+            case _:
+                continue
+        for slab in {segment.slab for access in written for segment in access.segments}:
+            if program.slabs[slab].piece.tensor is not Tensor.LSE_PART:
+                counts[slab] = counts.get(slab, 0) + adds
+    return max(counts.values(), default=1)

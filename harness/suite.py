@@ -1,0 +1,165 @@
+"""A suite: which cells a sweep runs, read from TOML or from flags."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+
+from harness.config import Config, Where
+from harness.problem import Direction, Dtype
+from strategies import STRATEGIES, strategy
+
+ALL = "*"
+
+
+class Mode(StrEnum):
+    """Where the numbers of a sweep come from."""
+
+    SIMULATE = "simulate"
+    MEASURE = "measure"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One product of values.
+
+    Attributes:
+        mode: Simulated or measured (a part is one of the two).
+        strategies: Names with options; `*` is every strategy.
+        patterns: Texts of patterns.
+        cp: Degrees.
+        seqlen: Tokens over all ranks.
+        heads: (query heads, KV heads).
+        head_dim: Widths of q, k and v.
+        batch: Sequences side by side.
+        dtype: Precisions.
+        direction: Forward, backward.
+        cluster: Names of clusters; for simulated parts.
+    """
+
+    mode: Mode
+    strategies: tuple[str, ...] = (ALL,)
+    patterns: tuple[str, ...] = ("causal",)
+    cp: tuple[int, ...] = (8,)
+    seqlen: tuple[int, ...] = (65536,)
+    heads: tuple[tuple[int, int], ...] = ((32, 8),)
+    head_dim: tuple[int, ...] = (128,)
+    batch: tuple[int, ...] = (1,)
+    dtype: tuple[Dtype, ...] = (Dtype.BFLOAT16,)
+    direction: tuple[Direction, ...] = tuple(Direction)
+    cluster: tuple[str, ...] = ("h100-8x8",)
+
+    def names(self) -> tuple[str, ...]:
+        """Strategies with `*` spelled out, in canonical spelling."""
+        texts = [
+            name for text in self.strategies for name in (STRATEGIES if text == ALL else (text,))
+        ]
+        return tuple(dict.fromkeys(strategy(text).text for text in texts))
+
+    def cells(self) -> Iterator[Config]:
+        """Yield the product, one configuration a cell."""
+        clusters: tuple[str | None, ...] = self.cluster
+        where = Where.SIMULATED
+        if self.mode is Mode.MEASURE:
+            clusters, where = (None,), Where.GLOO
+        for cluster, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction, name in product(
+            clusters,
+            self.cp,
+            self.seqlen,
+            self.heads,
+            self.head_dim,
+            self.batch,
+            self.dtype,
+            self.patterns,
+            self.direction,
+            self.names(),
+        ):
+            yield Config(
+                strategy=name,
+                pattern=pattern,
+                cp=cp,
+                seqlen_q=seqlen,
+                seqlen_kv=seqlen,
+                heads_q=heads[0],
+                heads_kv=heads[1],
+                head_dim=head_dim,
+                batch=batch,
+                dtype=dtype,
+                direction=direction,
+                transport=where,
+                cluster=cluster,
+            )
+
+
+Overrides = Mapping[str, Sequence[object]]
+
+
+def override(part: Part, values: Overrides) -> Part:
+    """Replace the axes of a part that the user named."""
+    known = {item.name for item in fields(Part)}
+    return replace(part, **{k: tuple(v) for k, v in values.items() if k in known})  # type: ignore[arg-type]
+
+
+def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
+    """Read a suite by name, or from a TOML file.
+
+    Args:
+        name: Name of a suite that comes with the harness, or a path that ends in `.toml`.
+        readers: Per axis, a function from text to a value.
+
+    Raises:
+        ValueError: There is no such suite, or it has a key or a value that is not known.
+    """
+    text = _text(name)
+    try:
+        body = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"suite ({name}) is not TOML: {error}") from None
+    parts = body.get("part")
+    if set(body) != {"part"} or not isinstance(parts, list) or not parts:
+        raise ValueError(f"suite ({name}) must be a list of [[part]] tables and nothing else")
+    return tuple(_part(name, raw, readers) for raw in parts)
+
+
+def names() -> list[str]:
+    """Names of the suites that come with the harness."""
+    folder = files("harness") / "suites"
+    return sorted(
+        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
+    )
+
+
+def _text(name: str) -> str:
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"suite file ({name}) does not exist")
+        return path.read_text()
+    if name not in names():
+        raise ValueError(f"suite ({name}) is unknown; choose from {', '.join(names())}")
+    return (files("harness") / "suites" / f"{name}.toml").read_text()
+
+
+def _part(name: str, raw: Mapping[str, object], readers: Mapping[str, object]) -> Part:
+    known = [item.name for item in fields(Part)]
+    values: dict[str, object] = {}
+    for key, value in raw.items():
+        if key not in known:
+            raise ValueError(f"suite ({name}): key ({key}) is unknown; use {', '.join(known)}")
+        if key == "mode":
+            if value not in (Mode.SIMULATE, Mode.MEASURE):
+                raise ValueError(f"suite ({name}): mode ({value}) must be simulate or measure")
+            values[key] = Mode(str(value))
+            continue
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"suite ({name}): {key} must be a list of values")
+        read = readers.get(key, str)
+        assert callable(read)
+        values[key] = tuple(read(str(item)) for item in value)
+    if "mode" not in values:
+        raise ValueError(f"suite ({name}): a part needs mode = simulate or measure")
+    return Part(**values)  # type: ignore[arg-type]  # the readers made each value's type
