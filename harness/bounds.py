@@ -1,0 +1,94 @@
+"""Lower bounds on the time of a plan, and of any plan, on a cluster.
+
+Of any plan of a problem: all attention flops at the kernels' stated efficiency, spread evenly over
+the ranks (`problem_bound_s`). No strategy can be faster on this cluster model, whatever it moves.
+
+Of one plan, whatever the order of its tasks: the fullest compute stream, the fullest port of each
+link class, and the longest chain of tasks that wait for one another. Also its serial time, which
+no simulated run exceeds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.cluster import Cluster, Runtime
+from harness.cost import Costs
+from harness.plan import Piece, Place, Plan, Tensor, Tile
+from harness.problem import Direction, Problem
+from harness.residency import Program
+from harness.sizes import tile_flops
+from harness.streams import Work, stream_of, work_of
+from harness.trace import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Times, in seconds, that no run of a plan on a cluster beats.
+
+    Attributes:
+        balanced_s: Attention flops of all ranks, evenly spread; the same for every plan.
+        compute_s: Everything on the compute stream of the rank that has most of it.
+        links_s: Per kind of port, everything on the port that has most of it, latencies included.
+        critical_path_s: The longest chain of tasks, each waiting for the one before.
+        serial_s: One task after another, all ranks in turn: an upper bound.
+    """
+
+    balanced_s: float
+    compute_s: float
+    links_s: Mapping[Stream, float]
+    critical_path_s: float
+    serial_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """The greatest lower bound."""
+        return max(self.balanced_s, self.compute_s, self.critical_path_s, *self.links_s.values())
+
+
+def bounds(program: Program, cluster: Cluster, runtime: Runtime = Runtime.GRAPH) -> Bounds:
+    """Bound a plan's time from below, and from above by its serial time.
+
+    Raises:
+        UnsupportedError: The plan has more ranks than the cluster has GPUs.
+    """
+    plan = program.plan
+    work = work_of(program, cluster, runtime)
+    load: dict[int, float] = {}
+    for activity in work.activities:
+        for number in activity.streams:
+            load[number] = load.get(number, 0.0) + activity.seconds
+    fullest: dict[Stream, float] = {}
+    for number, seconds in load.items():
+        stream = stream_of(number)[1]
+        fullest[stream] = max(fullest.get(stream, 0.0), seconds)
+    flops = sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))
+    host = sum(launch.end_s - launch.start_s for launch in work.launches)
+    return Bounds(
+        balanced_s=Costs(program, cluster).attention_s(flops) / plan.problem.cp,
+        compute_s=fullest.pop(Stream.COMPUTE, 0.0),
+        links_s=fullest,
+        critical_path_s=_longest(work),
+        serial_s=host + sum(activity.seconds for activity in work.activities),
+    )
+
+
+def problem_bound_s(problem: Problem, direction: Direction, cluster: Cluster) -> float:
+    """Bound the time of every plan of a problem: all attention flops, evenly spread.
+
+    Raises:
+        UnsupportedError: The problem has more ranks than the cluster has GPUs.
+    """
+    cluster.require(problem.cp)
+    whole = (Piece(Tensor.Q, (0,), problem.all_heads),)
+    tile = Tile(Place(0), direction, whole, (), problem.pattern.total_area)
+    plan = Plan(problem, "", direction, (), (), (), (tile,), ())
+    speed = cluster.gpu.attention_flops_per_s(problem.dtype, direction)
+    return tile_flops(plan, tile) / speed / problem.cp
+
+
+def _longest(work: Work) -> float:
+    ends: list[float] = []
+    for activity, after in zip(work.activities, work.after, strict=True):
+        start = max((ends[earlier] for earlier in after), default=0.0)
+        ends.append(max(start, activity.release_s) + activity.seconds)
+    return max(ends, default=0.0)

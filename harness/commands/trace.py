@@ -1,0 +1,135 @@
+"""`trace`: one simulated run, drawn as a Gantt chart and written for Perfetto or Chrome."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from harness.bounds import Bounds, bounds, problem_bound_s
+from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
+from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.memory import ledger
+from harness.problem import Direction
+from harness.simulate import simulate
+from harness.strategy import Context
+from harness.streams import Dispatch
+from harness.trace import Trace, gantt, to_chrome
+from harness.verify import verify
+from strategies import strategy
+
+_MIB = 2**20
+
+
+def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "trace",
+        help="simulate one run and show its timeline",
+        description=__doc__,
+        epilog=example(
+            [
+                "trace --strategy zigzag --pattern causal --cp 8",
+                "trace --strategy usp:8x2 --cp 16 --direction backward -o usp.json",
+                "trace --strategy ring --seqlen 4k --runtime eager --json",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
+    parser.add_argument(
+        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
+    )
+    add_problem(parser)
+    group = parser.add_argument_group("simulation")
+    group.add_argument(
+        "--cluster", default=DEFAULT, metavar="NAME", help=f"one of {', '.join(CLUSTERS)}"
+    )
+    group.add_argument(
+        "--runtime",
+        choices=[r.value for r in Runtime],
+        default=Runtime.GRAPH.value,
+        help="a captured graph, or every launch from the host",
+    )
+    group.add_argument(
+        "--dispatch",
+        choices=[d.value for d in Dispatch],
+        default=Dispatch.IN_ORDER.value,
+        help="streams first in, first out, or whatever is ready",
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write Chrome trace JSON")
+    group.add_argument("--ranks", type=count, default=8, help="how many ranks to draw")
+    group.add_argument("--json", action="store_true", help="print the figures as JSON, no chart")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate one plan."""
+    problem, direction = problem_of(args), Direction(args.direction)
+    machine, runtime = cluster(args.cluster), Runtime(args.runtime)
+    machine.require(problem.cp)
+    context = Context(gpus_per_node=machine.gpus_per_node)
+    program = verify(strategy(args.strategy).plan(problem, direction, context))
+    trace = simulate(
+        program,
+        machine,
+        runtime=runtime,
+        dispatch=Dispatch(args.dispatch),
+        peak_memory_bytes=ledger(program).peak_bytes,
+    )
+    limits = bounds(program, machine, runtime)
+    any_plan_s = problem_bound_s(problem, direction, machine)
+    if args.output is not None:
+        _write(args.output, to_chrome(trace))
+    if args.json:
+        body = {
+            **trace.summary(),
+            "bound_s": limits.bound_s,
+            "problem_bound_s": any_plan_s,
+            "critical_path_s": limits.critical_path_s,
+        }
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+    else:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(gantt(trace, width, args.ranks) + "\n")
+        sys.stdout.write(_figures(trace, limits, any_plan_s) + "\n")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        ValueError: It cannot be written there.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ValueError(f"--output ({path}) must be a file that can be written: {error}") from None
+
+
+def _figures(trace: Trace, limits: Bounds, any_plan_s: float) -> str:
+    overlap = "nothing is sent" if trace.overlap is None else f"{trace.overlap:.1%}"
+    links = ", ".join(f"{name} {size / _MIB:,.0f} MiB" for name, size in trace.link_bytes.items())
+    peak = max(trace.peak_memory_bytes or (0,))
+    exposed = (trace.exposed_comm_max_s * 1e3, trace.exposed_comm_mean_s * 1e3)
+    makespan_ms = trace.makespan_s * 1e3
+    rows = [
+        ("makespan", f"{makespan_ms:.3f} ms"),
+        ("bound, this plan", f"{limits.bound_s * 1e3:.3f} ms"),
+        ("bound, any plan", f"{any_plan_s * 1e3:.3f} ms"),
+        ("exposed transfers", f"{exposed[0]:.3f} ms at most, {exposed[1]:.3f} ms on average"),
+        ("overlap", overlap),
+        (
+            "imbalance",
+            f"{trace.imbalance_total:.3f} total, {trace.imbalance_lockstep:.3f} lockstep",
+        ),
+        ("bytes over links", links or "none"),
+        ("peak memory", f"{peak / _MIB:,.0f} MiB on the fullest rank"),
+    ]
+    return "\n".join(f"{name:<18} {value}" for name, value in rows)
