@@ -1,0 +1,203 @@
+"""`plan`: make a plan, print it as a grid, save it, or load and prove a saved one."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.errors import PlanError
+from harness.memory import ledger
+from harness.plan import Linear, Plan, Tile, from_json, legs_of, to_json
+from harness.problem import Direction
+from harness.residency import Program
+from harness.sizes import leg_bytes
+from harness.strategy import Context
+from harness.trace import kind_of
+from harness.verify import verify
+from strategies import strategy
+
+_MIB = 2**20
+_LINES = 60  # of a grid on a terminal
+_STEP = 23  # columns of a step in a grid, the space after it included
+_MARGIN = 5  # columns of the rank's number
+
+
+def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "plan",
+        help="make a plan, print it as a grid, save it, load and prove a saved one",
+        description="Make the plan of a strategy for a problem, prove it, and print it as a "
+        "rank x step grid with a summary. A saved plan is proved before anything else is done "
+        "with it; a wrong one ends with exit status 1, the broken rule and the place in the grid.",
+        epilog=example(
+            [
+                "plan --strategy zigzag --cp 4",
+                "plan --strategy usp:4x2 --direction backward -o usp.json",
+                "plan --load usp.json",
+                "plan --strategy ring --cp 2 --json",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
+    parser.add_argument(
+        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=count, default=8, help="ranks that share fast links"
+    )
+    add_problem(parser)
+    group = parser.add_argument_group("files and output")
+    group.add_argument(
+        "--load", type=Path, metavar="FILE", help="prove a saved plan; the flags above are not read"
+    )
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan as JSON")
+    group.add_argument("--json", action="store_true", help="print JSON instead of the grid")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make or load one plan; 1 if it is wrong."""
+    plan = _load(args.load) if args.load is not None else _make(args)
+    try:
+        program = verify(plan)
+    except PlanError as error:
+        print("\n".join([f"plan: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 1
+    if args.output is not None:
+        _save(args.output, to_json(plan))
+    if args.json:
+        sys.stdout.write(json.dumps(as_json(program)) + "\n")
+    else:
+        sys.stdout.write(_fitting(plan) + "\n\n" + _table(program) + "\n")
+    return 0
+
+
+def _make(args: argparse.Namespace) -> Plan:
+    context = Context(gpus_per_node=args.gpus_per_node)
+    return strategy(args.strategy).plan(problem_of(args), Direction(args.direction), context)
+
+
+def _load(path: Path) -> Plan:
+    """Read a saved plan.
+
+    Raises:
+        ValueError: There is no file, or it holds no plan.
+    """
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--load ({path}) cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--load ({path}) holds no plan of schema 1: {what}") from error
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        ValueError: It cannot be written there.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ValueError(f"--output ({path}) must be a file that can be written: {error}") from None
+
+
+def as_json(program: Program) -> dict[str, object]:
+    """The plan's hash, what planning it took by level, its tasks, and their summary.
+
+    `levels` has an entry per level of a planner that solves for its plan; the others have none.
+    """
+    plan = program.plan
+    return {
+        "plan_hash": plan.hash,
+        "strategy": plan.strategy,
+        "direction": plan.direction.value,
+        "levels": {},
+        "summary": summary(program),
+        "tasks": json.loads(to_json(plan))["tasks"],
+    }
+
+
+def summary(program: Program) -> dict[str, object]:
+    """Tasks by kind, bytes that ranks send, pairs that they attend, and the memory they hold.
+
+    Memory is the ledger's: of attention, not of a layer's projections, so null for a layer.
+    """
+    plan = program.plan
+    cp = plan.problem.cp
+    sent, area = [0] * cp, [0] * cp
+    for task in plan.tasks:
+        for leg in legs_of(task):
+            sent[leg.src.rank] += leg_bytes(plan, leg)
+        if isinstance(task, Tile):
+            area[task.place.rank] += task.area * task.heads.bit_count()
+    layer = any(isinstance(task, Linear) for task in plan.tasks)
+    return {
+        "tasks": dict(sorted(Counter(map(kind_of, plan.tasks)).items())),
+        "sent_bytes": sent,
+        "area_times_heads": area,
+        "peak_bytes": None if layer else list(ledger(program).peak_bytes),
+    }
+
+
+def _table(program: Program) -> str:
+    plan, found = program.plan, summary(program)
+    kinds, sent, area = found["tasks"], found["sent_bytes"], found["area_times_heads"]
+    peak = found["peak_bytes"]
+    assert isinstance(kinds, dict) and isinstance(sent, list) and isinstance(area, list)
+    memory = "not known for a layer"
+    if isinstance(peak, list):
+        memory = f"{max(peak) / _MIB:,.1f} MiB on the fullest rank"
+    mean = sum(area) / len(area)
+    rows = [
+        ("plan", f"{plan.hash}, proved"),
+        ("tasks", ", ".join(f"{number} {kind}" for kind, number in kinds.items())),
+        (
+            "sent",
+            f"{max(sent) / _MIB:,.1f} MiB by the busiest rank, {sum(sent) / _MIB:,.1f} MiB by all",
+        ),
+        (
+            "area x heads",
+            f"{sum(area):,}, the busiest rank {max(area) / mean if mean else 1:.3f} of the mean",
+        ),
+        ("peak memory", memory),
+    ]
+    return "\n".join(f"{name:<13} {value}" for name, value in rows)
+
+
+def _fitting(plan: Plan) -> str:
+    """The grid; on a terminal, as many steps and ranks as fit, and a hint to see the rest."""
+    text = str(plan)
+    if not sys.stdout.isatty():
+        return text
+    return cut(text, shutil.get_terminal_size().columns, _LINES)
+
+
+def cut(grid: str, columns: int, lines: int) -> str:
+    """Cut a grid to whole steps that fit in so many columns, and whole ranks in so many lines."""
+    title, heading, *body = grid.splitlines()
+    steps = max((columns - _MARGIN) // _STEP, 1)
+    width = _MARGIN + steps * _STEP - 1
+    heads = [at for at, line in enumerate(body) if line[:_MARGIN].strip()]
+    ends = [*heads[1:], len(body)]
+    ranks = max(sum(end <= lines for end in ends), 1)
+    kept = [title, *(line[:width].rstrip() for line in (heading, *body[: ends[ranks - 1]]))]
+    all_steps, all_ranks = heading.count("step"), len(heads)
+    if steps >= all_steps and ranks >= all_ranks:
+        return grid
+    kept.append(
+        f"({min(steps, all_steps)} of {all_steps} steps and {ranks} of {all_ranks} ranks; "
+        "for all of them: a wider terminal, or `... | less -S`)"
+    )
+    return "\n".join(kept)

@@ -1,0 +1,149 @@
+"""The verb `plan`: grid, JSON, saving, loading, and what a wrong saved plan does."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.commands import plan as verb
+from harness.errors import UnsupportedError
+from harness.plan import Plan, Tile, from_json, grid, to_json
+from harness.problem import Direction, Problem
+from harness.sizes import tile_flops
+from patterns import make_pattern
+from strategies import STRATEGIES, strategy
+
+SMALL = ["--cp", "4", "--seqlen", "64", "--heads-q", "4", "--heads-kv", "2", "--head-dim", "16"]
+
+
+def call(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.register(parser.add_subparsers())
+    args = parser.parse_args(["plan", *words])
+    status: int = args.run(args)
+    return status
+
+
+def made(name: str, direction: Direction = Direction.FORWARD, cp: int = 4) -> Plan:
+    problem = Problem(pattern=make_pattern("causal", 64), heads_q=4, heads_kv=2, head_dim=16, cp=cp)
+    return strategy(name).plan(problem, direction)
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_grid_and_a_summary_are_printed(
+    direction: Direction, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dtype", "float32", "--direction", direction.value]
+    assert call("--strategy", "zigzag", *SMALL, *words) == 0
+    captured = capsys.readouterr()
+    plan = made("zigzag", direction)
+
+    assert captured.out.startswith(str(plan))
+    assert plan.hash in captured.out
+    tiles = sum(isinstance(task, Tile) for task in plan.tasks)
+    assert f"{tiles} tile" in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_saved_plan_comes_back_equal(
+    name: str, direction: Direction, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    words = [*SMALL, "--direction", direction.value, "--json"]
+    assert call("--strategy", name, *words, "-o", str(file)) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert call("--load", str(file), "--json") == 0
+    second = json.loads(capsys.readouterr().out)
+
+    assert second == first
+    assert first["plan_hash"] == from_json(file.read_text()).hash
+    assert first["levels"] == {}
+    assert len(first["tasks"]) == sum(first["summary"]["tasks"].values())
+
+
+def test_the_json_summary_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--strategy", "ring", *SMALL, "--dtype", "float32", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    plan = made("ring")
+    flops = sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))
+
+    # Causal: each rank sends k and v of 16 tokens and 2 heads on, but not past the last rank.
+    hop = 2 * 16 * 2 * 16 * 4
+    assert sum(found["summary"]["sent_bytes"]) == (3 + 2 + 1) * hop
+    assert sum(found["summary"]["area_times_heads"]) * 4 * 16 == flops
+    assert sum(found["summary"]["area_times_heads"]) == 4 * 64 * 65 // 2
+    assert min(found["summary"]["peak_bytes"]) > 0
+
+
+def test_a_wrong_saved_plan_exits_with_1_and_shows_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = made("ring")
+    at = next(i for i, task in enumerate(plan.tasks) if isinstance(task, Tile))
+    tile = plan.tasks[at]
+    assert isinstance(tile, Tile)
+    wrong = replace(
+        plan,
+        tasks=(*plan.tasks[:at], replace(tile, area=tile.area + 1), *plan.tasks[at + 1 :]),
+    )
+    file = tmp_path / "wrong.json"
+    file.write_text(to_json(wrong))
+
+    assert call("--load", str(file), "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"task {at}" in captured.err
+    assert grid(wrong, mark=at) in captured.err
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nothing", '{"schema": 1}', '{"schema": 2}'])
+def test_a_file_that_holds_no_plan_is_a_wrong_call(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "no.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"--load .*no\.json"):
+        call("--load", str(file))
+
+
+def test_a_missing_file_and_a_folder_that_is_not_there_are_wrong_calls(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        call("--load", str(tmp_path / "none.json"))
+    with pytest.raises(ValueError, match="--output"):
+        call(*SMALL, "-o", str(tmp_path / "none" / "plan.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_strategy_refuses_is_its_own_error() -> None:
+    with pytest.raises(UnsupportedError, match="heads_q"):
+        call("--strategy", "ulysses", *SMALL, "--cp", "8")
+
+
+def test_a_grid_is_cut_to_whole_steps_and_ranks_with_a_hint() -> None:
+    text = str(made("ring", cp=8))
+    assert verb.cut(text, 10_000, 10_000) == text
+    cut = verb.cut(text, 80, 12)
+    *shown, hint = cut.splitlines()
+
+    assert max(map(len, shown)) <= 80
+    assert len(shown) <= 2 + 12
+    assert all(line in whole for line, whole in zip(shown, text.splitlines(), strict=False))
+    assert "step 2" in shown[1]
+    assert "step 3" not in shown[1]
+    ranks = [line[:5].strip() for line in shown[2:] if line[:5].strip()]
+    assert ranks == [str(rank) for rank in range(len(ranks))]
+    assert f"3 of 8 steps and {len(ranks)} of 8 ranks" in hint
+
+
+def test_a_grid_too_large_for_any_cut_still_shows_one_step_and_rank() -> None:
+    cut = verb.cut(str(made("ring", cp=8)), 1, 1)
+
+    assert "1 of 8 steps and 1 of 8 ranks" in cut
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call("--help")
+    assert "  python -m harness plan --strategy zigzag" in capsys.readouterr().out
