@@ -85,7 +85,7 @@ def tolerance_of(p: Problem, seed: int = 1) -> Tolerance:
 
 def failures(p: Problem, results: Mapping[str, Tensor], seed: int = 1) -> list[Verdict]:
     """The verdicts against results for `tensors(p, seed)`."""
-    verdicts = judge(results, tolerance_of(replace(p, cp=1), seed), merges=2 * p.cp)
+    verdicts = judge(results, tolerance_of(replace(p, cp=1), seed), merges=p.cp)
     return [verdict for verdict in verdicts if not verdict.passed]
 
 
@@ -166,7 +166,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(5)
+            process.join(1)
             if process.is_alive():
                 process.kill()
                 process.join()
