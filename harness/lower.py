@@ -41,7 +41,7 @@ def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tupl
     for row, q_run in _runs(q):
         for col, kv_run in _runs(kv):
             calls += _pair(pattern, q_run, kv_run, row, col)
-    return tuple(_joined(sorted(calls, key=lambda call: (call.rows, call.cols))))
+    return tuple(_ordered(_stairs(_joined(_ordered(calls)))))
 
 
 def _runs(chunks: Sequence[range]) -> Iterator[tuple[int, range]]:
@@ -210,6 +210,52 @@ def _joined(calls: list[Call]) -> list[Call]:
         above[call.cols] = len(tall)
         tall.append(call)
     return tall
+
+
+def _ordered(calls: list[Call]) -> list[Call]:
+    return sorted(calls, key=lambda call: (call.rows, call.cols))
+
+
+def _stairs(calls: list[Call]) -> list[Call]:
+    """Join triangles that continue one another's diagonal with the rectangle between them.
+
+    ::
+
+        A            A: square triangle, B: triangle below and to the right of it,
+        F B          F: full rows of B that end where B begins and reach below A
+    """
+    triangles = [call for call in calls if call.mask.kind is MaskKind.CAUSAL]
+    others = [call for call in calls if call.mask.kind is not MaskKind.CAUSAL]
+    stairs: list[Call] = []
+    joined = False
+    for low in triangles:
+        between = next((f for f in others if stairs and _fills(stairs[-1], f, low)), None)
+        if between is None:
+            stairs.append(low)
+            continue
+        high = stairs.pop()
+        others.remove(between)
+        if between.cols[0] < high.cols[0]:
+            others.append(_whole(between.rows, (between.cols[0], high.cols[0])))
+        rows, cols = (high.rows[0], low.rows[1]), (high.cols[0], low.cols[1])
+        q, k = range(rows[1] - rows[0]), range(cols[1] - cols[0])
+        stairs.append(Call(rows, cols, Mask(kind=MaskKind.CAUSAL, q=q, k=k)))
+        joined = True
+    return _joined(_ordered(others)) + stairs if joined else calls
+
+
+def _fills(high: Call, between: Call, low: Call) -> bool:
+    """Whether two triangles and a full rectangle between them form one triangle."""
+    square = high.rows[1] - high.rows[0] == high.cols[1] - high.cols[0]
+    corner = (high.rows[1], high.cols[1]) == (low.rows[0], low.cols[0])
+    full = between.mask.kind is MaskKind.FULL and between.rows == low.rows
+    return (
+        square
+        and corner
+        and full
+        and between.cols[0] <= high.cols[0]
+        and (between.cols[1] == low.cols[0])
+    )
 
 
 def _full(first: Call, second: Call) -> bool:
