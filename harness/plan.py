@@ -206,12 +206,9 @@ class Leg(NamedTuple):
     def arriving(self) -> tuple[Piece, ...]:
         """The pieces as they are named at the destination."""
         version = self.version
-        return tuple(
-            piece
-            if piece.version == version
-            else Piece(piece.tensor, piece.chunks, piece.heads, version)
-            for piece in self.pieces
-        )
+        if all(piece.version == version for piece in self.pieces):
+            return self.pieces
+        return tuple([Piece(p.tensor, p.chunks, p.heads, version) for p in self.pieces])
 
 
 @dataclass(frozen=True, slots=True)

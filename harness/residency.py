@@ -6,7 +6,9 @@ earlier tasks it must wait for. The builder derives edges from it, the verifier 
 it, and the executor and the memory ledger read their buffers from it.
 """
 
+import gc
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +17,19 @@ from harness.errors import AbsentPieceError, OverwriteError
 from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, effects
 
 
-@dataclass(frozen=True, slots=True)
-class Slab:
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Hold back the cycle collector: plans are many small values, and none is part of a cycle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Slab(NamedTuple):
     """One buffer: chunks in storage order x heads in ascending order of one tensor."""
 
     id: int
@@ -41,6 +54,7 @@ class Access(NamedTuple):
     segments: tuple[Segment, ...]
 
 
+_CREATE, _READ, _ACCUMULATE = Mode.CREATE, Mode.READ, Mode.ACCUMULATE
 _LEAVING = (Mode.TAKE, Mode.DROP)
 
 
@@ -75,7 +89,7 @@ class Residency:
         self._readers: list[list[int]] = []
         self._cells: dict[tuple[Place, Tensor, int], _Cells] = {}
         # Slabs that nothing was taken from yet, by what they hold: most reads are of a whole one.
-        self._whole: dict[tuple[Place, Piece], Segment] = {}
+        self._whole: dict[tuple[Place, Piece], tuple[Segment, ...]] = {}
         for place, piece in initial:
             self._create(place, piece, None)
 
@@ -97,33 +111,33 @@ class Residency:
         accesses: list[Access] = []
         creates: list[int] = []
         tolerant = isinstance(task, Finish)
+        whole, writers, readers = self._whole, self._writer, self._readers
         for place, piece, mode in effects(task):
-            if mode is Mode.CREATE:
-                segment = self._create(place, piece, index)
-                creates.append(segment.slab)
-                segments: tuple[Segment, ...] = (segment,)
-            else:
-                whole = self._whole.get((place, piece))
-                if whole is not None:
-                    segments = (whole,)
+            if mode is _CREATE:
+                segments = self._create(place, piece, index)
+                creates.append(segments[0].slab)
+                accesses.append(Access(place, piece, mode, segments))
+                continue
+            known = whole.get((place, piece))
+            if known is None:
+                if mode is _ACCUMULATE:
+                    creates.extend(self._fill(place, piece, index))
+                known = self.resolve(place, piece, index, tolerant=tolerant)
+            for slab, _, _ in known:
+                writer = writers[slab]
+                if writer is not None:
+                    requires.add(writer)
+                if mode is _READ:
+                    readers[slab].append(index)
                 else:
-                    if mode is Mode.ACCUMULATE:
-                        creates.extend(self._fill(place, piece, index))
-                    segments = self.resolve(place, piece, index, tolerant=tolerant)
-                for slab, _, _ in segments:
-                    writer = self._writer[slab]
-                    if writer is not None:
-                        requires.add(writer)
-                    if mode is Mode.READ:
-                        self._readers[slab].append(index)
-                    else:
-                        requires.update(self._readers[slab])
-                        self._writer[slab] = index
-                        self._readers[slab] = []
-                    self.last_use[slab] = index
-                if mode in _LEAVING:
-                    self._remove(place, piece, segments)
-            accesses.append(Access(place, piece, mode, segments))
+                    if readers[slab]:
+                        requires.update(readers[slab])
+                        readers[slab] = []
+                    writers[slab] = index
+                self.last_use[slab] = index
+            if mode in _LEAVING:
+                self._remove(place, piece, known)
+            accesses.append(Access(place, piece, mode, known))
         requires.discard(index)
         return Step(tuple(sorted(requires)), tuple(accesses), tuple(creates))
 
@@ -137,7 +151,7 @@ class Residency:
         """
         whole = self._whole.get((place, piece))
         if whole is not None:
-            return (whole,)
+            return whole
         table = self._cells.get((place, piece.tensor, piece.version), {})
         runs: list[tuple[int, int, list[int]]] = []
         for chunk in piece.chunks:
@@ -170,7 +184,7 @@ class Residency:
                     return
         runs.append((slab, heads, [chunk]))
 
-    def _create(self, place: Place, piece: Piece, index: int | None) -> Segment:
+    def _create(self, place: Place, piece: Piece, index: int | None) -> tuple[Segment, ...]:
         table = self._cells.setdefault((place, piece.tensor, piece.version), {})
         slab, heads = len(self.slabs), piece.heads
         for chunk in piece.chunks:
@@ -187,20 +201,20 @@ class Residency:
                         detail=f"{piece} arrives, but chunk {chunk} is already there",
                     )
             cells[slab] = heads
-        segment = Segment(slab, piece.chunks, heads)
-        self._whole[place, piece] = segment
+        whole = (Segment(slab, piece.chunks, heads),)
+        self._whole[place, piece] = whole
         self.slabs.append(Slab(slab, place, piece))
         self.last_use.append(-1 if index is None else index)
         self._writer.append(index)
         self._readers.append([])
-        return segment
+        return whole
 
     def _fill(self, place: Place, piece: Piece, index: int) -> Iterator[int]:
         """Create accumulators for the cells of a piece that have none yet."""
         table = self._cells.get((place, piece.tensor, piece.version), {})
         groups: list[tuple[int, list[int]]] = []
         if not table:
-            yield self._create(place, piece, index).slab
+            yield self._create(place, piece, index)[0].slab
             return
         for chunk in piece.chunks:
             missing = piece.heads
@@ -214,7 +228,7 @@ class Residency:
                 groups.append((missing, [chunk]))
         for heads, chunks in groups:
             part = Piece(piece.tensor, tuple(chunks), heads, piece.version)
-            yield self._create(place, part, index).slab
+            yield self._create(place, part, index)[0].slab
 
     def _remove(self, place: Place, piece: Piece, segments: tuple[Segment, ...]) -> None:
         table = self._cells.get((place, piece.tensor, piece.version), {})

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from harness.plan import Plan
 from harness.problem import Direction, Problem
+from harness.residency import without_collection
 
 
 class Placement(StrEnum):
@@ -108,7 +109,9 @@ class Chosen:
 
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`."""
-        return self.strategy.plan(problem, direction, self.options, context or Context(), self.text)
+        context = context or Context()
+        with without_collection():
+            return self.strategy.plan(problem, direction, self.options, context, self.text)
 
 
 def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:

@@ -43,7 +43,7 @@ from harness.plan import (
     ranks_of,
 )
 from harness.problem import Direction
-from harness.residency import Program, Residency, Step, program_of
+from harness.residency import Program, Residency, Step, program_of, without_collection
 
 Owners = Sequence[tuple[tuple[int, ...], ...]]
 """Per rank the query chunks that it owns, then per rank the key chunks."""
@@ -96,7 +96,8 @@ def verify(plan: Plan, owners: Owners | None = None) -> Program:
         PlanError: A subclass for the rule that breaks; a small plan's grid is attached as a note.
     """
     try:
-        return _prove(plan, owners)
+        with without_collection():
+            return _prove(plan, owners)
     except PlanError as error:
         if plan.problem.cp <= _GRID_RANKS:
             error.add_note(grid(plan, mark=error.task))
