@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 
 import pytest
 
@@ -68,7 +69,8 @@ def test_imbalance_is_printed_for_a_legal_strategy(capsys: pytest.CaptureFixture
 
     assert call("--strategy", "p2p", "--cp", "4") == 0  # an alias
     captured = capsys.readouterr()
-    assert "1.7500" in captured.out
+    assert re.search(r"│ imbalance +│ 1\.7500 ", captured.out)
+    assert re.search(r"│ imbalance, lockstep +│ 1\.7500 ", captured.out)
     assert captured.err == ""
 
 
