@@ -191,6 +191,17 @@ def unfit(p: Problem) -> str:
     return "not noticed"
 
 
+def elsewhere(p: Problem) -> str:
+    """Tensors on a device that gloo does not reach are refused."""
+    cp = chosen(p, "ring")
+    q, k, v, _ = (x.to("meta") for x in locally(cp, p))
+    try:
+        cp.attend(q, k, v)
+    except UnsupportedError as error:
+        return str(error)
+    return "not noticed"
+
+
 # Real processes -----------------------------------------------------------------------------------
 
 PATTERNS = ("causal", "full", "window:left=5,right=2", "documents:lengths=5+11+7", "star")
@@ -301,6 +312,11 @@ def test_a_shard_of_the_wrong_length_is_refused_by_its_rank() -> None:
     assert "rank 1 of 2 under ring needs q (1, 6, 9, 8); cut it with shard" in told[1]
 
 
+def test_tensors_on_a_device_that_the_group_does_not_reach_are_refused() -> None:
+    told = ranks(2).run(elsewhere, problem("causal", 17, (6, 2), batch=1, cp=2))
+    assert told == ["attention: a gloo group moves no meta tensors; try tensors on cpu"] * 2
+
+
 def test_a_failure_on_a_rank_reaches_the_test() -> None:
     with pytest.raises(RankError, match="seqlen_q"):
         ranks(2).run(chosen, None, "ring")
@@ -372,6 +388,14 @@ def test_the_output_may_be_changed_in_place_where_no_gradient_is_wanted() -> Non
     out = attention(q, k, v)
     twice = attention(q, k, v).mul_(2.0)
     assert torch.equal(twice, 2.0 * out)
+
+
+def test_the_output_may_be_changed_in_place_where_backward_does_not_read_it() -> None:
+    p = problem("causal", 11, (6, 2), cp=1)
+    q, k, v, dout = leaves(p)
+    attention(q, k, v, strategy="ulysses").mul_(2.0).backward(dout / 2.0)
+    assert q.grad is not None
+    assert failures(p, {"dq": q.grad}) == []
 
 
 def test_changing_the_output_in_place_cannot_spoil_a_gradient() -> None:
