@@ -211,10 +211,7 @@ class Coverage:
                 continue
             for chunk in piece.chunks:
                 for atom in self.split(piece.heads, piece.tensor):
-                    home = (leg.src, piece.tensor, chunk, atom)
-                    bits = self._take(index, home, piece.version)
-                    if leg.src == leg.dst:  # renamed, not gone
-                        self.away.pop(home, None)
+                    bits = self._take(index, (leg.src, piece.tensor, chunk, atom), piece.version)
                     cell = (leg.dst, piece.tensor, chunk, atom)
                     if leg.version:
                         self.visiting[cell, leg.version] = bits

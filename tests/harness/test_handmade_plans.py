@@ -134,7 +134,8 @@ def test_a_weights_gradient_may_not_be_promised_twice_at_one_place() -> None:
     plan = upipe.backward()
     doubled = next(r for r in plan.outputs if r.piece.tensor is Tensor.DW_K_PART)
     whole = Resident(doubled.place, doubled.piece._replace(tensor=Tensor.DW_K))
-    breaks(replace(plan, outputs=(*plan.outputs, whole)), LostResultError)
+    error = breaks(replace(plan, outputs=(*plan.outputs, whole)), LostResultError)
+    assert "whole and in parts" in str(error)
 
 
 def test_dx_that_is_finished_early_lacks_what_comes_later() -> None:
@@ -211,6 +212,14 @@ def test_a_release_waits_for_the_copy_to_the_host(make: Callable[[], Plan]) -> N
     plan = make()
     for index, task in enumerate(plan.tasks):
         if isinstance(task, Free):
+            readers = [
+                other
+                for other, reader in enumerate(plan.tasks[:index])
+                if isinstance(reader, Tile)
+                and reader.place == task.place
+                and set(task.pieces) & set(reader.reads)
+            ]
+            assert set(readers[-1:]) <= set(task.after)
             for edge in task.after:
                 fewer = tuple(other for other in task.after if other != edge)
                 breaks(changed(plan, index, replace(task, after=fewer)), UnorderedError)

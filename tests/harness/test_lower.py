@@ -88,6 +88,17 @@ def test_calls_cover_alike_where_masks_are_cut_small(
             assert max(call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]) <= edge
 
 
+@pytest.mark.parametrize("edge", [1, 3, 5, 256])
+@pytest.mark.parametrize("text", ["causal", "window:left=9", "window:left=3,right=8"])
+@pytest.mark.parametrize("steps", [(1, 1), (2, 3), (3, 2), (1, 5)])
+def test_steps_that_differ_are_cut_right(text: str, steps: tuple[int, int], edge: int) -> None:
+    pattern = make_pattern(text, 61)
+    q, k = (range(2, 61, step) for step in steps)
+    with patch("harness.lower.MASK_EDGE", edge):
+        calls = lower.__wrapped__(pattern, (q,), (k,))
+    check(pattern, (q,), (k,), calls)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_a_whole_causal_sequence_is_one_causal_call(parts: int) -> None:
     pattern = make_pattern("causal", 1003)

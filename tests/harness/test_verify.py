@@ -423,6 +423,32 @@ def test_a_dropped_finish_loses_its_result(name: str, direction: Direction) -> N
             assert error.rank == task.place.rank
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_partial_result_that_nobody_takes_is_lost(name: str) -> None:
+    plan = replace(case(name, Direction.FORWARD), saved=())
+    for index, task in enumerate(plan.tasks):
+        if isinstance(task, Finish):
+            without_lse = replace(task, parts=task.parts[:1])
+            error = breaks(changed(plan, index, without_lse), LostResultError, whole=True)
+            assert error.rank == task.place.rank
+            assert "is left on device" in str(error)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_chunk_named_twice_in_a_tile_repeats_its_pairs(name: str) -> None:
+    plan = case(name, Direction.FORWARD)
+    areas = plan.problem.pattern.areas(plan.q_chunks, plan.kv_chunks)
+    for index, tile in tiles(plan):
+        again = next(j for j in tile.kv if any(areas[i, j] for i in tile.q))
+        reads = tuple(
+            piece._replace(chunks=(*piece.chunks, again)) if piece.tensor.on_kv else piece
+            for piece in tile.reads
+        )
+        area = tile.area + sum(int(areas[i, again]) for i in tile.q)
+        twice = changed(plan, index, replace(tile, reads=reads, area=area))
+        breaks(twice, RepeatedPairError, whole=True)
+
+
 @every_plan
 def test_a_partial_result_may_not_be_freed(name: str, direction: Direction) -> None:
     plan = case(name, direction)
