@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.commands import check, explain, listing, plan, sweep, trace
+from harness.commands import check, compare, explain, listing, plan, sweep, trace
 from harness.errors import HarnessError, UnsupportedError
 
-_VERBS = (sweep, check, explain, plan, trace, listing)
+_VERBS = (sweep, check, explain, plan, trace, compare, listing)
 
 
 def parser() -> argparse.ArgumentParser:

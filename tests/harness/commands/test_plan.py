@@ -140,7 +140,7 @@ def test_a_grid_is_cut_to_whole_steps_and_ranks_with_a_hint() -> None:
 def test_a_grid_too_large_for_any_cut_still_shows_one_step_and_rank() -> None:
     cut = verb.cut(str(made("ring", cp=8)), 1, 1)
 
-    assert "1 of 8 steps and 1 of 8 ranks" in cut
+    assert "(1 of 8 steps and 1 of 8 ranks" in cut
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,116 @@
+"""`compare`: two result sets, and what changed beyond the spread of their samples."""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.commands.arguments import example
+from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
+from harness.records import read_records
+
+_WIDE = 130  # columns of a table that goes to a file or pipe
+
+
+def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "compare",
+        help="two result sets: what changed beyond noise",
+        description="Match the cells of two sweeps and say what changed. A measured time changed "
+        "if the medians differ by more than the threshold and the p20-p80 bands of the samples do "
+        "not overlap (with 5 to 19 samples: their whole ranges; with fewer it is not judged). A "
+        "simulated time, a status, a plan's hash, bytes and memory changed if they differ; a "
+        "numerical error grew if it more than doubled. Exit status: 0 no change, 1 changes.",
+        epilog=example(
+            [
+                "compare results/monday results/tuesday",
+                "compare before/records.jsonl after/records.jsonl --threshold 5 --json",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", type=Path, help="a folder of results, or its records.jsonl")
+    parser.add_argument("after", type=Path, help="another")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=100 * THRESHOLD,
+        metavar="PERCENT",
+        help="least change of a median that counts (default: %(default)g %%)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two result sets; 1 if something changed."""
+    before, after = (read_records(path) for path in (args.before, args.after))
+    found = compare(before, after, threshold=args.threshold / 100)
+    if args.json:
+        sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+    else:
+        _print(Console(markup=False, width=None if sys.stdout.isatty() else _WIDE), found)
+    return 1 if found.changes else 0
+
+
+def _print(console: Console, found: Comparison) -> None:
+    if found.changes:
+        console.print(_table(found.changes))
+        for line in _by_strategy(found.changes):
+            console.print(line, highlight=False)
+    for name, (old, new) in found.environment.items():
+        console.print(f"note: {name} was {old}, is {new}", highlight=False)
+    if found.not_judged:
+        console.print(
+            f"note: {len(found.not_judged)} measured times have too few samples to be judged",
+            highlight=False,
+        )
+    changed = found.matched - found.unchanged
+    console.print(
+        f"{found.matched} cells in both, {changed} of them changed"
+        if found.changes
+        else f"{found.matched} cells in both, no change",
+        highlight=False,
+    )
+
+
+def _table(changes: Sequence[Change]) -> Table:
+    table = Table("change", "strategy", "cell", "before", "after", "ratio")
+    for change in changes:
+        ratio = "" if change.ratio is None else f"{change.ratio:.3f}"
+        values = [_shown(change.kind, value) for value in (change.before, change.after)]
+        kind = change.kind.value
+        if change.kind is Kind.ERROR:
+            kind += f" ({change.detail})"
+        table.add_row(kind, change.strategy, change.cell, *values, ratio)
+    return table
+
+
+def _shown(kind: Kind, value: object) -> str:
+    match value:
+        case None:
+            return "—"
+        case float() if kind in (Kind.SLOWER, Kind.FASTER):
+            return f"{value * 1e3:.4g} ms"
+        case float():
+            return f"{value:.2e}"
+        case _:
+            return str(value)
+
+
+def _by_strategy(changes: Sequence[Change]) -> list[str]:
+    """A line per strategy and kind of change of its times."""
+    ratios: dict[tuple[str, Kind], list[float]] = {}
+    for change in changes:
+        if change.kind in (Kind.SLOWER, Kind.FASTER) and change.ratio is not None:
+            ratios.setdefault((change.strategy, change.kind), []).append(change.ratio)
+    return [
+        f"{strategy}: {len(own)} cells {kind.value}, median ratio {statistics.median(own):.3f}"
+        for (strategy, kind), own in ratios.items()
+    ]

@@ -1,0 +1,116 @@
+"""The verb `compare`: its table, its JSON and its exit status."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cell import Status, record
+from harness.commands import compare
+from harness.config import Config, Where
+from harness.records import Record, ResultFolder
+
+CONFIG = Config(
+    strategy="ring",
+    pattern="causal",
+    cp=2,
+    seqlen_q=64,
+    seqlen_kv=64,
+    heads_q=2,
+    heads_kv=2,
+    head_dim=16,
+    transport=Where.GLOO,
+)
+
+
+def call(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    compare.register(parser.add_subparsers())
+    args = parser.parse_args(["compare", *words])
+    status: int = args.run(args)
+    return status
+
+
+def write(folder: Path, time_s: float, **values: object) -> Path:
+    entry: Record = record(
+        CONFIG,
+        Status.OK,
+        {"python": "3.12"},
+        time_s=time_s,
+        samples_s=[time_s] * 20,
+        **values,
+    )
+    with ResultFolder(folder) as results:
+        results.append(entry)
+    return folder
+
+
+def test_no_change_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = write(tmp_path / "a", 1.0), write(tmp_path / "b", 1.05)
+    assert call(str(one), str(two / "records.jsonl")) == 0
+    captured = capsys.readouterr()
+
+    assert captured.out == "1 cells in both, no change\n"
+    assert captured.err == ""
+
+
+def test_a_slower_cell_exits_with_1_and_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = write(tmp_path / "a", 0.001), write(tmp_path / "b", 0.0012)
+    assert call(str(one), str(two)) == 1
+    printed = capsys.readouterr().out
+
+    assert "slower" in printed
+    assert "1 ms" in printed
+    assert "1.2 ms" in printed
+    assert "ring: 1 cells slower, median ratio 1.200" in printed
+    assert "1 cells in both, 1 of them changed" in printed
+
+
+def test_a_larger_threshold_in_percent_lets_it_pass(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "a", 1.0), write(tmp_path / "b", 1.2)
+
+    assert call(str(one), str(two), "--threshold", "25") == 0
+    assert call(str(one), str(two), "--threshold", "15") == 1
+
+
+def test_json_has_every_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path / "a", 1.0, plan_hash="aa", max_rel_error={"out": 1e-7})
+    two = write(tmp_path / "b", 2.0, plan_hash="bb", max_rel_error={"out": 5e-7})
+    assert call(str(one), str(two), "--json") == 1
+    body = json.loads(capsys.readouterr().out)
+
+    assert (body["matched"], body["unchanged"], body["not_judged"]) == (1, 0, [])
+    kinds = {change["kind"]: change for change in body["changes"]}
+    assert set(kinds) == {"plan_hash", "slower", "error grew"}
+    assert kinds["slower"]["ratio"] == 2.0
+    assert kinds["slower"]["config_hash"] == CONFIG.hash
+    assert kinds["error grew"]["detail"] == "out"
+
+
+def test_the_table_names_the_tensor_and_hashes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "a", 1.0, plan_hash="aa", max_rel_error={"dk": 1e-7})
+    two = write(tmp_path / "b", 1.0, plan_hash="bb", max_rel_error={"dk": 5e-7})
+    assert call(str(one), str(two)) == 1
+    printed = capsys.readouterr().out
+
+    assert "error grew (dk)" in printed
+    assert "5.00e-07" in printed
+    assert "aa" in printed
+    assert "bb" in printed
+
+
+def test_a_folder_without_records_is_a_wrong_call(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", 1.0)
+    with pytest.raises(ValueError, match=r"has no records\.jsonl"):
+        call(str(one), str(tmp_path / "none"))
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call("--help")
+    assert "  python -m harness compare results/monday" in capsys.readouterr().out
