@@ -278,7 +278,7 @@ def _backward(six: Six, mask: Mask, scale: float, *, dims: tuple[int, int]) -> T
     run = kernels_cuda.backward if q.device.type == "cuda" else _cpu_backward
     causal = mask.kind is MaskKind.CAUSAL
     dq, dk, dv = run((dout, q, k, v, out, lse), bias, causal=causal, scale=scale)
-    return dq[..., : dims[0]], dk[..., : dims[0]], dv[..., : dims[1]]
+    return _narrowed(dq, dims[0]), _narrowed(dk, dims[0]), _narrowed(dv, dims[1])
 
 
 def _cpu_backward(six: Six, bias: Tensor | None, *, causal: bool, scale: float) -> Triple:
@@ -308,6 +308,11 @@ def _cpu_backward(six: Six, bias: Tensor | None, *, causal: bool, scale: float) 
 def _widen(x: Tensor, width: int) -> Tensor:
     """Add zero columns up to `width`; x itself if it has them."""
     return pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x
+
+
+def _narrowed(x: Tensor, width: int) -> Tensor:
+    """The first columns in a storage of their own, laid out alike; x itself if it has no more."""
+    return x if x.shape[3] == width else x[..., :width].clone()
 
 
 def _aligned(x: Tensor) -> Tensor:
