@@ -27,6 +27,8 @@ class Options:
         ulysses: Degree of the head axis of USP; None lets it choose.
         ring_inside: USP with the ring, not the head axis, on neighbouring ranks.
         inner: Length of the inner ring of the double ring; None takes the longest inside a node.
+        rows: Rows of ranks of the grid; None takes what moves the fewest bytes.
+        fused: The grid by collectives, with one tile per rank.
     """
 
     prune: bool = True
@@ -34,6 +36,8 @@ class Options:
     ulysses: int | None = None
     ring_inside: bool = False
     inner: int | None = None
+    rows: int | None = None
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +153,10 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
                 return replace(options, placement=Placement(value))
             case "ulysses":
                 return replace(options, ulysses=_degree(value))
+            case "rows":
+                return replace(options, rows=_degree(value))
+            case "fused":
+                return replace(options, fused=_flag(value))
             case _:
                 return replace(options, inner=_degree(value))
     except ValueError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from harness.strategy import Chosen, Strategy, choose
-from strategies import allgather, double_ring, ring, stripe, ulysses, usp, zigzag
+from strategies import allgather, double_ring, grid, owner, ring, stripe, ulysses, usp, zigzag
 
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
@@ -16,6 +16,8 @@ STRATEGIES: Mapping[str, Strategy] = {
         allgather.STRATEGY,
         ulysses.STRATEGY,
         usp.STRATEGY,
+        owner.STRATEGY,
+        grid.STRATEGY,
     )
 }
 

@@ -1,0 +1,49 @@
+"""Row owner: each block is computed by the owner of its queries, which gets the keys it lacks.
+
+Every key chunk goes straight from its owner to each rank that needs it. No query moves, so there
+are no partial outputs; backward, partial dk and dv go straight home.
+
+    causal      k0  k1  k2  k3
+    q0          r0                  k0 goes to ranks 1, 2 and 3, k1 to 2 and 3, k2 to 3
+    q1          r1  r1
+    q2          r2  r2  r2
+    q3          r3  r3  r3  r3
+
+It is what UltraAttn leaves when it does not tile devices.
+"""
+
+from harness.allocation import plan_allocation
+from harness.build import shard_both
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.sharding import contiguous, stripe, zigzag
+from harness.strategy import Context, Options, Placement, Strategy
+from harness.tiling import Allocation
+
+_PLACEMENTS = {
+    Placement.CONTIGUOUS: contiguous,
+    Placement.ZIGZAG: zigzag,
+    Placement.STRIPE: stripe,
+}
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan direct transfers of the needed keys; legal for every problem."""
+    del context
+    queries, keys = shard_both(problem, _PLACEMENTS[options.placement or Placement.CONTIGUOUS])
+    owner = queries.owner()
+    rows = [owner[i] for i in range(len(queries.chunks))]
+    cells = tuple((rank,) * len(keys.chunks) for rank in rows)
+    allocation = Allocation(queries=queries, keys=keys, cells=cells)
+    return plan_allocation(problem, name, direction, allocation)
+
+
+STRATEGY = Strategy(
+    name="owner",
+    summary="each row's owner gets just the keys that it needs",
+    paper="UltraAttn (SC'25), the ablation without device tiling",
+    plan=plan,
+    accepts=frozenset({"placement"}),
+)
