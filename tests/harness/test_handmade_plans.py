@@ -32,6 +32,7 @@ from harness.plan import (
     Tensor,
     Tile,
     Transfer,
+    arrivals,
     from_json,
     to_json,
 )
@@ -305,3 +306,14 @@ def test_a_part_that_moves_under_version_0_joins_no_other() -> None:
         if isinstance(task, Transfer) and task.leg.pieces[0].tensor is Tensor.DQ_PART
     )
     assert leg == Leg(Place(0), Place(0, Memory.HOST), leg.pieces, 0)
+
+
+def test_what_arrives_together_joins_in_chunk_order_or_by_heads() -> None:
+    def leg(src: int, chunk: int, heads: int) -> Leg:
+        return Leg(Place(src), Place(0), (Piece(Tensor.K, (chunk,), heads),), 1)
+
+    key = (Place(0), Tensor.K, 1)
+    assert arrivals([leg(1, 5, 6), leg(2, 3, 6)]) == {key: Piece(Tensor.K, (3, 5), 6, 1)}
+    assert arrivals([leg(1, 5, 1), leg(2, 5, 4)]) == {key: Piece(Tensor.K, (5,), 5, 1)}
+    with pytest.raises(ValueError, match="share their heads or their chunks"):
+        arrivals([leg(1, 5, 1), leg(2, 3, 4)])

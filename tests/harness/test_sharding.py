@@ -122,3 +122,13 @@ def test_a_subdivision_restores_the_coarse_chunks_in_order(
         chunks = sorted(chunk for member in group for chunk in fine.owned[member])
         gathered = [p for chunk in chunks for p in fine.chunks[chunk]]
         assert coarse.positions(rank) == gathered
+
+
+def test_a_subdivision_gives_the_first_part_to_the_first_rank() -> None:
+    fine = subdivided(zigzag(16, 2), 2)
+    assert [fine.positions(rank) for rank in range(4)] == [
+        [0, 1, 12, 13],
+        [2, 3, 14, 15],
+        [4, 5, 8, 9],
+        [6, 7, 10, 11],
+    ]
