@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.commands import check, compare, explain, listing, plan, sweep, trace
+from harness.commands import check, compare, doctor, explain, listing, plan, sweep, trace
 from harness.errors import HarnessError, UnsupportedError
 
-_VERBS = (sweep, check, explain, plan, trace, compare, listing)
+_VERBS = (sweep, check, explain, plan, trace, compare, listing, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,69 @@
+"""`doctor`: what this machine has, what it lacks, and what for."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.commands.arguments import example
+from harness.doctor import Finding, State, examine
+
+_WIDE = 130  # columns of a table that goes to a file or pipe
+_GIB = 2**30
+_MARKS = {State.OK: "ok", State.MISSING: "–", State.BROKEN: "broken"}
+
+
+def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="what this machine has, what it lacks, and what for",
+        description="Look for packages, kernels, CUDA and NCCL, start two gloo processes, and say "
+        "what is missing for what. Nothing that is missing is an error: exit status 0.",
+        epilog=example(["doctor", "doctor --json"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine this machine."""
+    facts, findings = examine()
+    if args.json:
+        body = {"environment": facts, "findings": [finding.as_json() for finding in findings]}
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+    else:
+        _print(Console(markup=False, width=None if sys.stdout.isatty() else _WIDE), facts, findings)
+    return 0
+
+
+def _print(console: Console, facts: Mapping[str, object], findings: Sequence[Finding]) -> None:
+    for name, value in _shown(facts):
+        console.print(f"{name:<10} {value}", highlight=False)
+    table = Table("", "what", "found", "for")
+    for finding in findings:
+        table.add_row(_MARKS[finding.state], finding.name, finding.value, finding.serves)
+    console.print(table)
+    for finding in findings:
+        if finding.remedy:
+            console.print(f"{finding.name}: {finding.remedy}", highlight=False)
+
+
+def _shown(facts: Mapping[str, object]) -> list[tuple[str, object]]:
+    total, free = facts["memory_bytes"], facts["memory_available_bytes"]
+    variables = facts["variables"]
+    assert isinstance(total, int)
+    assert isinstance(free, int)
+    assert isinstance(variables, Mapping)
+    state = {True: ", with changes", False: "", None: ""}[facts["dirty"]]  # type: ignore[index]
+    rows: list[tuple[str, object]] = [
+        ("python", f"{facts['python']} on {facts['system']}"),
+        ("processor", f"{facts['cpu']}, {facts['cores']} cores for this process"),
+        ("memory", f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} GiB free"),
+        ("checkout", f"{facts['commit'] or 'not a git checkout'}{state}"),
+    ]
+    return rows + [("variable", f"{name}={value}") for name, value in variables.items()]
