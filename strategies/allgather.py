@@ -29,7 +29,7 @@ def plan(
     ranks = range(problem.cp)
     for rank in ranks:
         hold_tokens(b, rank)
-    reach = [all_gather(b, tensor) for tensor in KV][0]
+    _, reach = (all_gather(b, tensor) for tensor in KV)  # the same for k and v
     for rank in ranks:
         b.tile(rank, queries.owned[rank], reach[rank], problem.all_heads, kv_version=1)
     if direction is Direction.BACKWARD:

@@ -51,7 +51,10 @@ def plan(
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     groups = HeadGroups((tuple(range(cp)),), balanced_heads(problem, cp))
     alone = Ring(
-        seats_of(b, groups), steps=1, source=lambda rank, step: rank, parent=lambda r, s: (r, s)
+        seats_of(b, groups),
+        steps=1,
+        source=lambda rank, _: rank,
+        parent=lambda rank, step: (rank, step),
     )
     head_attention(b, groups, alone)
     return b.build()
