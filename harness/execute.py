@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from harness import heads as head_sets
 from harness import kernels
 from harness.errors import UnsupportedError
 from harness.lower import Call, lower
@@ -135,6 +136,42 @@ class _Work(NamedTuple):
         return _cut(self.reads[tensor], self.call.cols, self.kv_heads)
 
 
+_Mark: TypeAlias = "float | torch.cuda.Event"
+
+
+class _Clock:
+    """Marks moments: on a CPU by the host's clock, on a GPU by events of the current stream.
+
+    Seconds are those of the host's monotonic clock, which all processes of a machine share. A GPU's
+    event is placed on it by one common moment, when the clock is made.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._first: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            self._first = self._event()
+        self._begin_s = time.perf_counter()
+
+    def mark(self) -> "_Mark":
+        """Mark this moment."""
+        return time.perf_counter() if self._first is None else self._event()
+
+    def seconds(self, mark: "_Mark") -> float:
+        """When a mark was; waits for the GPU to have passed it."""
+        if self._first is None or isinstance(mark, float):
+            assert isinstance(mark, float)
+            return mark
+        mark.synchronize()
+        return self._begin_s + float(self._first.elapsed_time(mark)) / 1e3  # milliseconds
+
+    @staticmethod
+    def _event() -> "torch.cuda.Event":
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
 class _Interpreter:
     def __init__(
         self,
@@ -153,7 +190,7 @@ class _Interpreter:
         self.acc = kernels.accumulator_dtype(self.dtype)
         self.timed = timed
         self.watch: Watch = watch or _Nobody()
-        self.spans: list[Span] = []
+        self.marks: list[tuple[int, int, str, _Mark, _Mark]] = []
         self.buffers: dict[int, torch.Tensor] = {}
         self.arriving: dict[int, list[Callable[[], None]]] = {}
         self.leaving: dict[int, list[Handle]] = {}
@@ -164,6 +201,7 @@ class _Interpreter:
         }
         self._starts: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
         self._adopt(inputs)
+        self.clock = _Clock(self.device)
 
     # Set-up ---------------------------------------------------------------------------------
 
@@ -224,7 +262,11 @@ class _Interpreter:
                 self._sent(slab)
             for rank in list(self.packed):
                 self._unpack(rank)
-        return Run(results, self.spans)
+        spans = [
+            Span(task, rank, stream, self.clock.seconds(begin), self.clock.seconds(end))
+            for task, rank, stream, begin, end in self.marks
+        ]
+        return Run(results, spans)
 
     def _task(self, index: int, task: Task, step: Step, tag: int) -> None:
         match task:
@@ -234,7 +276,7 @@ class _Interpreter:
                 self._legs(index, task.legs, step, tag)
             case _:
                 self.watch.on_rank(task.place.rank)
-                begin = time.perf_counter() if self.timed else 0.0
+                begin = self.clock.mark() if self.timed else 0.0
                 match task:
                     case Tile():
                         self._tile(task, step)
@@ -251,8 +293,8 @@ class _Interpreter:
                 if self.timed:
                     self._span(index, task.place.rank, "compute", begin)
 
-    def _span(self, index: int, rank: int, stream: str, begin: float) -> None:
-        self.spans.append(Span(index, rank, stream, begin, time.perf_counter()))
+    def _span(self, index: int, rank: int, stream: str, begin: "_Mark") -> None:
+        self.marks.append((index, rank, stream, begin, self.clock.mark()))
 
     # Buffers --------------------------------------------------------------------------------
 
@@ -260,7 +302,7 @@ class _Interpreter:
         """Return a slab's tensor, once it is all there."""
         pending = self.arriving.pop(slab, None)
         if pending is not None:
-            begin = time.perf_counter() if self.timed else 0.0
+            begin = self.clock.mark() if self.timed else 0.0
             for arrive in pending:
                 arrive()
             if self.timed:
@@ -323,7 +365,7 @@ class _Interpreter:
     # Moving ---------------------------------------------------------------------------------
 
     def _legs(self, index: int, legs: Sequence[Leg], step: Step, tag: int) -> None:
-        begin = time.perf_counter() if self.timed else 0.0
+        begin = self.clock.mark() if self.timed else 0.0
         accesses = iter(step.accesses)
         reads = [[next(accesses) for _ in leg.pieces] for leg in legs]
         creates = {
@@ -332,16 +374,17 @@ class _Interpreter:
         for rank in {leg.src.rank for leg in legs if leg.src != leg.dst}:
             self._unpack(rank)
         number = tag
-        for leg, pieces in zip(legs, reads, strict=True):
-            for access in pieces:
-                if leg.src != leg.dst and leg.src.rank in self.local:
-                    self.watch.on_rank(leg.src.rank)
-                    self._send(leg, access, number)
-                if leg.dst.rank in self.local:
-                    self.watch.on_rank(leg.dst.rank)
-                    key = (leg.dst, access.piece.tensor, leg.version)
-                    self._arrive(leg, access, creates[key], number)
-                number += 1
+        with self.transport.batch():
+            for leg, pieces in zip(legs, reads, strict=True):
+                for access in pieces:
+                    if leg.src != leg.dst and leg.src.rank in self.local:
+                        self.watch.on_rank(leg.src.rank)
+                        self._send(leg, access, number)
+                    if leg.dst.rank in self.local:
+                        self.watch.on_rank(leg.dst.rank)
+                        key = (leg.dst, access.piece.tensor, leg.version)
+                        self._arrive(leg, access, creates[key], number)
+                    number += 1
         if self.timed:
             for rank in self.local.intersection(ranks_of(self.plan.tasks[index])):
                 self._span(index, rank, "transfer", begin)
@@ -386,14 +429,13 @@ class _Interpreter:
 
     def _landing(
         self, whole: Piece, piece: Piece, tensor: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, Range]]:
-        """Where a piece's rows go in the tensor of a larger piece: views, and the rows they take."""
-        heads = positions(whole.heads, piece.heads)
+    ) -> Iterator[tuple[torch.Tensor, Cut]]:
+        """Where a piece goes in the tensor of a larger one: views, and what each takes of it."""
         for chunks in runs(whole.chunks, piece.chunks):
-            yield (
-                _cut(tensor, self._rows(whole, chunks), heads),
-                self._rows(piece, chunks),
-            )
+            rows, own_rows = self._rows(whole, chunks), self._rows(piece, chunks)
+            for heads in head_sets.runs(piece.heads, whole.heads):
+                own = positions(piece.heads, heads)
+                yield _cut(tensor, rows, positions(whole.heads, heads)), (own_rows, own)
 
     # Attention ------------------------------------------------------------------------------
 
@@ -571,6 +613,6 @@ def _owned(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
 
 
-def _scatter(source: torch.Tensor, targets: Sequence[tuple[torch.Tensor, Range]]) -> None:
-    for target, rows in targets:
-        target.copy_(source[:, :, rows[0] : rows[1]])
+def _scatter(source: torch.Tensor, targets: Sequence[tuple[torch.Tensor, Cut]]) -> None:
+    for target, (rows, heads) in targets:
+        target.copy_(_cut(source, rows, heads))

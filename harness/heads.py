@@ -1,6 +1,7 @@
 """Sets of heads as bit sets: bit h is head h."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 def span(start: int, stop: int) -> int:
@@ -26,6 +27,21 @@ def text(heads: int) -> str:
         parts.append(str(first) if first == last else f"{first}-{last}")
         start = stop + 1
     return ",".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def runs(part: int, *wholes: int) -> tuple[int, ...]:
+    """Split a set of heads into parts whose heads lie side by side in each of the larger sets."""
+    found: list[int] = []
+    previous = -1
+    for head in members(part):
+        between = span(previous + 1, head)
+        if found and not any(between & whole for whole in wholes):
+            found[-1] |= 1 << head
+        else:
+            found.append(1 << head)
+        previous = head
+    return tuple(found)
 
 
 def atoms(sets: Iterable[int]) -> tuple[int, ...]:

@@ -19,8 +19,10 @@ What a kernel allocates and frees inside is its own and not counted.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
+from harness import heads as head_sets
 from harness.lower import lower
 from harness.plan import (
     Collective,
@@ -84,8 +86,10 @@ class _Ledger:
         self.holders: dict[int, int] = {}
         self.landings: dict[int, int] = {}
         self.made: set[int] = set()
+        self._bytes: dict[Piece, int] = {}
+        self._rows: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
         for slab in program.slabs[: program.initial]:
-            self.inputs[slab.place.rank] += piece_bytes(self.plan, slab.piece)
+            self.inputs[slab.place.rank] += self._piece_bytes(slab.piece)
             self.made.add(slab.id)
 
     def run(self) -> Ledger:
@@ -110,6 +114,12 @@ class _Ledger:
         peaks = tuple(i + p for i, p in zip(self.inputs, self.peak, strict=True))
         return Ledger(tuple(self.inputs), peaks)
 
+    def _piece_bytes(self, piece: Piece) -> int:
+        found = self._bytes.get(piece)
+        if found is None:
+            found = self._bytes[piece] = piece_bytes(self.plan, piece)
+        return found
+
     # Bytes that come and go -----------------------------------------------------------------
 
     def _take(self, rank: int, size: int) -> int:
@@ -126,7 +136,7 @@ class _Ledger:
         if shared is None:
             place, piece = self.program.slabs[slab].place, self.program.slabs[slab].piece
             self.storage[slab] = slab
-            self.size[slab] = self._take(place.rank, piece_bytes(self.plan, piece))
+            self.size[slab] = self._take(place.rank, self._piece_bytes(piece))
             self.holders[slab] = 1
         elif shared in self.storage:
             self.storage[slab] = self.storage[shared]
@@ -150,7 +160,7 @@ class _Ledger:
 
     def _joined(self, rank: int, piece: Piece, segments: Sequence[Segment]) -> int:
         """Read a piece: bytes of the copy that joins several slabs, else 0."""
-        size = 0 if len(segments) == 1 else self._take(rank, piece_bytes(self.plan, piece))
+        size = 0 if len(segments) == 1 else self._take(rank, self._piece_bytes(piece))
         for segment in segments:
             self._touch(segment.slab)
         return size
@@ -175,7 +185,7 @@ class _Ledger:
         self, leg: Leg, access: Access, creates: Mapping[tuple[Place, Tensor, int], Access]
     ) -> None:
         src, dst, piece = leg.src.rank, leg.dst.rank, access.piece
-        size = piece_bytes(self.plan, piece)
+        size = self._piece_bytes(piece)
         if leg.src != leg.dst:
             copied = self._read(access)
             if not copied and not self._contiguous(access.segments[0]):
@@ -189,8 +199,11 @@ class _Ledger:
             return
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
-        heads = positions(whole.heads, piece.heads)
-        if len(parts) > 1 or not self._is_contiguous(whole, parts[0], heads):
+        spans = head_sets.runs(piece.heads, whole.heads)
+        alone = len(parts) == len(spans) == 1
+        if not alone or not self._is_contiguous(
+            whole, parts[0], positions(whole.heads, piece.heads)
+        ):
             self._take(dst, size)
             self.landings[slab] = self.landings.get(slab, 0) + size
         else:
@@ -246,12 +259,11 @@ class _Ledger:
         return _Result(cut, self._elements(cut, 1) * self.problem.dtype.accumulator_bytes, True)
 
     def _backward(self, cut: Cut, wide: int) -> _Result:
-        # A kernel works at one width and leaves its gradients token by token, all heads of a token
-        # side by side; as slabs go head by head, only one head or one token needs no copy.
-        widest = max(self.problem.head_dim, self.problem.head_dim_v)
+        # A kernel leaves its gradients token by token, all heads of a token side by side; as slabs
+        # go head by head, only one head or one token needs no copy.
         (first, last), (low, high) = cut
-        exact = wide == widest and (last - first == 1 or high - low == 1)
-        return _Result(cut, self._elements(cut, widest) * self.problem.dtype.bytes, exact)
+        exact = last - first == 1 or high - low == 1
+        return _Result(cut, self._elements(cut, wide) * self.problem.dtype.bytes, exact)
 
     def _elements(self, cut: Cut, wide: int) -> int:
         (first, last), (low, high) = cut
@@ -313,10 +325,12 @@ class _Ledger:
             yield segment.slab, everything, ((first, last), (h0, h1)) == cut
 
     def _starts(self, piece: Piece) -> dict[int, int]:
-        starts, row = {}, 0
-        for chunk, tokens in zip(piece.chunks, self.plan.chunks(piece), strict=True):
-            starts[chunk] = row
-            row += len(tokens)
+        key = (piece.tensor.on_kv, piece.chunks)
+        starts = self._rows.get(key)
+        if starts is None:
+            lengths = [len(tokens) for tokens in self.plan.chunks(piece)]
+            rows = accumulate(lengths, initial=0)
+            starts = self._rows[key] = dict(zip(piece.chunks, rows, strict=False))
         return starts
 
     # Folding and finishing ------------------------------------------------------------------

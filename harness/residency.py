@@ -38,7 +38,7 @@ class Slab(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of a slab: consecutive chunks x some of its heads."""
+    """A part of a slab: consecutive chunks x heads that lie side by side in it."""
 
     slab: int
     chunks: tuple[int, ...]
@@ -160,7 +160,8 @@ class Residency:
                 found = held & piece.heads
                 if found:
                     missing &= ~found
-                    self._append(runs, slab, chunk, found)
+                    for heads in head_sets.runs(found, self.slabs[slab].piece.heads, piece.heads):
+                        self._append(runs, slab, chunk, heads)
             if missing and not tolerant:
                 raise AbsentPieceError(
                     "a task reads only what its place holds",

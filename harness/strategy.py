@@ -25,6 +25,7 @@ class Options:
         prune: Leave out transfers that the pattern makes useless.
         placement: How tokens are dealt to ranks; None lets the strategy choose.
         ulysses: Degree of the head axis of USP; None lets it choose.
+        ring: Degree of its ring axis; None is cp / ulysses.
         ring_inside: USP with the ring, not the head axis, on neighbouring ranks.
         inner: Length of the inner ring of the double ring; None takes the longest inside a node.
         rows: Rows of ranks of the grid; None takes what moves the fewest bytes.
@@ -34,6 +35,7 @@ class Options:
     prune: bool = True
     placement: Placement | None = None
     ulysses: int | None = None
+    ring: int | None = None
     ring_inside: bool = False
     inner: int | None = None
     rows: int | None = None
@@ -104,8 +106,12 @@ class Chosen:
     def text(self) -> str:
         """Canonical spelling: the name, then the options that differ from the defaults."""
         parts = []
+        own = self.options
+        if own.ulysses and own.ring:
+            parts.append(f"{own.ulysses}x{own.ring}")
+            own = replace(own, ulysses=None, ring=None)
         for item in fields(Options):
-            value = getattr(self.options, item.name)
+            value = getattr(own, item.name)
             if value != getattr(self.strategy.defaults, item.name):
                 shown = str(value).lower() if isinstance(value, bool) else str(value)
                 parts.append(f"{item.name}={shown}")
@@ -137,8 +143,10 @@ def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
 
 def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     key, _, value = part.partition("=")
-    if not value and "ulysses" in strategy.accepts and "x" in part:
-        key, value = "ulysses", part.partition("x")[0]
+    if not value and "ring" in strategy.accepts and "x" in part:
+        ulysses, _, ring = part.partition("x")
+        both = _with_option(options, strategy, f"ulysses={ulysses}")
+        return _with_option(both, strategy, f"ring={ring}")
     key = key.replace("-", "_")
     if key not in strategy.accepts:
         known = ", ".join(sorted(strategy.accepts)) or "no options"
@@ -153,6 +161,8 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
                 return replace(options, placement=Placement(value))
             case "ulysses":
                 return replace(options, ulysses=_degree(value))
+            case "ring":
+                return replace(options, ring=_degree(value))
             case "rows":
                 return replace(options, rows=_degree(value))
             case "fused":

@@ -1,11 +1,12 @@
 """How bytes move between ranks: inside one process, or through torch.distributed.
 
-The only file that knows torch.distributed. A transport moves whole contiguous buffers; it counts
+A transport moves whole contiguous buffers; it counts
 what it moves at the call, from the tensors themselves, so that the count can be held against the
 plan's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +54,9 @@ class Transport(Protocol):
     def receive(self, buffer: torch.Tensor, src: int, dst: int, tag: int) -> Handle:
         """Start to receive into a buffer."""
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Bracket the sends and receives of one task, of which none is waited for inside."""
+
 
 class _Done:
     """A transfer that is over; it keeps its buffer, as one under way would, until waited for."""
@@ -90,18 +94,22 @@ class LocalTransport:
         buffer.copy_(self._mail.pop(tag))
         return _Done(buffer)
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Bracket nothing: each send is there when its receive is called."""
+        return nullcontext()
+
 
 class _Work:
-    """A torch.distributed request, waited for at most once."""
+    """Requests of torch.distributed, waited for at most once; one in a batch gets them later."""
 
-    def __init__(self, request: dist.Work, buffer: torch.Tensor) -> None:
-        self._request: dist.Work | None = request
+    def __init__(self, buffer: torch.Tensor, *requests: dist.Work) -> None:
+        self.requests = requests
         self._buffer: torch.Tensor | None = buffer
 
     def wait(self) -> None:
-        if self._request is not None:
-            self._request.wait()
-            self._request = self._buffer = None
+        for request in self.requests:
+            request.wait()
+        self.requests, self._buffer = (), None
 
 
 class GroupTransport:
@@ -110,32 +118,68 @@ class GroupTransport:
     Args:
         group: The process group; None is the default one.
         on_message: Called with a line for each message, for the log of a rank that hangs.
+        batched: Issue the messages of a task as one batch and without tags, which NCCL needs: it
+            has no tags, and a send and a receive that are not in one batch can wait for each other.
+            Messages of a pair then match by their order, which is the plan's at both ends.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup | None = None,
         on_message: Callable[[str], None] | None = None,
+        *,
+        batched: bool = False,
     ) -> None:
-        self.ranks = (dist.get_rank(group),)
+        self.ranks: tuple[int, ...] = (dist.get_rank(group),)
         self.traffic = Traffic()
         self._group = group
         self._log = on_message
+        self._batched = batched
+        self._queue: list[tuple[dist.P2POp, _Work]] = []
 
     def send(self, buffer: torch.Tensor, src: int, dst: int, tag: int) -> Handle:
         """Start an isend."""
         self.traffic.sent(src, buffer)
         if self._log is not None:
             self._log(f"send {tag} to {dst}, {buffer.numel() * buffer.element_size()} bytes")
+        if self._batched:
+            return self._later(dist.isend, buffer, dst)
         request = dist.isend(buffer, group=self._group, group_dst=dst, tag=tag)
         assert request is not None  # this rank is a member of the group
-        return _Work(request, buffer)
+        return _Work(buffer, request)
 
     def receive(self, buffer: torch.Tensor, src: int, dst: int, tag: int) -> Handle:
         """Start an irecv."""
         self.traffic.received(dst, buffer)
         if self._log is not None:
             self._log(f"receive {tag} from {src}, {buffer.numel() * buffer.element_size()} bytes")
+        if self._batched:
+            return self._later(dist.irecv, buffer, src)
         request = dist.irecv(buffer, group=self._group, group_src=src, tag=tag)
         assert request is not None  # this rank is a member of the group
-        return _Work(request, buffer)
+        return _Work(buffer, request)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Hold back the messages of a task, then issue them together; without `batched`, nothing.
+
+        Raises:
+            RuntimeError: torch.distributed refuses or fails.
+        """
+        yield
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        requests = dist.batch_isend_irecv([operation for operation, _ in queue])
+        # NCCL gives one request for all, gloo one for each.
+        each = len(requests) == len(queue)
+        for at, (_, work) in enumerate(queue):
+            work.requests = (requests[at],) if each else tuple(requests)
+
+    def _later(
+        self, operation: Callable[..., dist.Work | None], buffer: torch.Tensor, peer: int
+    ) -> Handle:
+        work = _Work(buffer)
+        queued = dist.P2POp(operation, buffer, group=self._group, group_peer=peer)
+        self._queue.append((queued, work))
+        return work

@@ -34,6 +34,8 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
     cp, most = problem.cp, problem.heads_q
     legal = tuple(f"{u}x{cp // u}" for u in range(1, cp + 1) if cp % u == 0 and u <= most)
     u = options.ulysses
+    if u is None and options.ring is not None and cp % options.ring == 0:
+        u = cp // options.ring
     if u is None:
         fitting = [
             int(text.partition("x")[0])
@@ -95,5 +97,5 @@ STRATEGY = Strategy(
     summary="Ulysses on fast links x ring between them",
     paper="Fang and Zhao, USP, arXiv:2405.07719, section 3",
     plan=plan,
-    accepts=frozenset({"prune", "ulysses", "ring_inside", "placement"}),
+    accepts=frozenset({"prune", "ulysses", "ring", "ring_inside", "placement"}),
 )

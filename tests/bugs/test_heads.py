@@ -107,7 +107,6 @@ def test_s10_each_head_ends_where_it_began(strategy: str) -> None:
     assert out[0, :, 0, 0].tolist() == [1.0] * 4 + [2.0] * 4
 
 
-@pytest.mark.xfail(raises=ValueError, reason="the executor moves runs of heads, and these are two")
 @pytest.mark.parametrize(("heads", "cp"), [((40, 8), 5), ((24, 8), 3)])
 def test_s10_a_rank_may_share_its_first_and_its_last_kv_head(
     heads: tuple[int, int], cp: int
