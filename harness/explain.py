@@ -388,13 +388,19 @@ def _other_degrees(chosen: Chosen, problem: Problem) -> Iterator[tuple[Chosen, P
     degrees = [d for d in range(problem.cp, 1, -1) if problem.cp % d == 0]
     accepts = chosen.strategy.accepts
     if "ulysses" in accepts:
-        yield from _with(chosen, problem, [replace(chosen.options, ulysses=u) for u in degrees])
+        yield from _with(
+            chosen,
+            problem,
+            [replace(chosen.options, ulysses=u, ring=problem.cp // u) for u in degrees],
+        )
     elif "inner" in accepts:
         yield from _with(chosen, problem, [replace(chosen.options, inner=w) for w in degrees])
     elif chosen.strategy is STRATEGIES["ulysses"]:
         # USP is Ulysses over fewer ranks, with a ring between the groups.
         mesh = Chosen(_USP, replace(_USP.defaults, prune=chosen.options.prune))
-        yield from _with(mesh, problem, [replace(mesh.options, ulysses=u) for u in degrees])
+        yield from _with(
+            mesh, problem, [replace(mesh.options, ulysses=u, ring=problem.cp // u) for u in degrees]
+        )
 
 
 def _with(

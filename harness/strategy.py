@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from harness.plan import Plan
 from harness.problem import Direction, Problem
@@ -152,23 +153,7 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
         known = ", ".join(sorted(strategy.accepts)) or "no options"
         raise ValueError(f"{strategy.name}: option ({key}) is unknown; it takes {known}")
     try:
-        match key:
-            case "prune":
-                return replace(options, prune=_flag(value))
-            case "ring_inside":
-                return replace(options, ring_inside=_flag(value))
-            case "placement":
-                return replace(options, placement=Placement(value))
-            case "ulysses":
-                return replace(options, ulysses=_degree(value))
-            case "ring":
-                return replace(options, ring=_degree(value))
-            case "rows":
-                return replace(options, rows=_degree(value))
-            case "fused":
-                return replace(options, fused=_flag(value))
-            case _:
-                return replace(options, inner=_degree(value))
+        return replace(options, **{key: _READERS[key](value)})
     except ValueError as error:
         raise ValueError(f"{strategy.name}: {key} ({value}): {error}") from None
 
@@ -183,3 +168,16 @@ def _degree(value: str) -> int:
     if not value.isdigit() or int(value) < 1:
         raise ValueError("must be a whole number of at least 1")
     return int(value)
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "fused": _flag,
+    "inner": _degree,
+    "placement": Placement,
+    "prune": _flag,
+    "ring": _degree,
+    "ring_inside": _flag,
+    "rows": _degree,
+    "ulysses": _degree,
+}
+"""How the value of each option is read."""

@@ -29,7 +29,7 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
     """Choose (U, R): as asked, or the largest U that fits heads, node and cp.
 
     Raises:
-        UnsupportedError: U does not divide cp or exceeds heads_q; legal U x R are listed.
+        UnsupportedError: U x R is not cp or U exceeds heads_q; the legal U x R are listed.
     """
     cp, most = problem.cp, problem.heads_q
     legal = tuple(f"{u}x{cp // u}" for u in range(1, cp + 1) if cp % u == 0 and u <= most)
@@ -43,12 +43,13 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
             if int(text.partition("x")[0]) <= min(context.gpus_per_node, problem.heads_kv)
         ]
         u = max(fitting)
-    if cp % u or u > most:
+    r = options.ring or cp // u
+    if u * r != cp or u > most:
         raise UnsupportedError(
-            f"usp: the Ulysses degree ({u}) must divide cp ({cp}) and not exceed heads_q ({most})",
+            f"usp: {u} x {r} must be cp ({cp}), and the Ulysses degree at most heads_q ({most})",
             legal,
         )
-    return u, cp // u
+    return u, r
 
 
 def plan(
