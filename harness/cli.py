@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from harness import launch
 from harness.commands import check, compare, doctor, explain, listing, plan, sweep, trace
 from harness.errors import HarnessError, UnsupportedError
 
@@ -29,8 +30,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit status."""
+    """Run one verb and return its exit status; launched with others, rank 0 runs it for all."""
+    if not launch.launched():
+        return _run(argv, None)
+    me = launch.join()
+    if me.rank:
+        me.serve()
+        return 0
+    ranks = launch.drive(me)
+    try:
+        return _run(argv, ranks)
+    finally:
+        ranks.dismiss()
+
+
+def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     args = parser().parse_args(argv)
+    args.launch = ranks
     try:
         status: int = args.run(args)
         sys.stdout.flush()

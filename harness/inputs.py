@@ -7,15 +7,18 @@ from harness.plan import Tensor
 from harness.problem import Problem
 
 
-def make_inputs(problem: Problem, seed: int) -> dict[Tensor, torch.Tensor]:
+def make_inputs(
+    problem: Problem, seed: int, device: torch.device | None = None
+) -> dict[Tensor, torch.Tensor]:
     """Make global q, k, v and dout from a normal distribution.
 
-    They are drawn in float32 and rounded to the problem's dtype, so every precision starts from the
-    same numbers.
+    They are drawn in float32 on the CPU and rounded to the problem's dtype, so every precision and
+    every device starts from the same numbers.
 
     Args:
         problem: Shapes and dtype.
         seed: Equal seeds give equal tensors.
+        device: Where they are put; None is the CPU.
 
     Returns:
         q `(batch, heads_q, seqlen_q, head_dim)`, k and v with heads_kv and seqlen_kv, dout as out.
@@ -28,6 +31,8 @@ def make_inputs(problem: Problem, seed: int) -> dict[Tensor, torch.Tensor]:
         Tensor.DOUT: (problem.heads_q, problem.seqlen_q, problem.head_dim_v),
     }
     return {
-        tensor: torch.randn((problem.batch, *shape), generator=generator).to(DTYPES[problem.dtype])
+        tensor: torch.randn((problem.batch, *shape), generator=generator).to(
+            device=device, dtype=DTYPES[problem.dtype]
+        )
         for tensor, shape in shapes.items()
     }
