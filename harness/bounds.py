@@ -45,14 +45,27 @@ class Bounds:
         return max(self.balanced_s, self.compute_s, self.critical_path_s, *self.links_s.values())
 
 
-def bounds(program: Program, cluster: Cluster, runtime: Runtime = Runtime.GRAPH) -> Bounds:
+def bounds(
+    program: Program,
+    cluster: Cluster,
+    runtime: Runtime = Runtime.GRAPH,
+    work: Work | None = None,
+) -> Bounds:
     """Bound a plan's time from below, and from above by its serial time.
+
+    Args:
+        program: A verified, resolved plan.
+        cluster: Where it would run.
+        runtime: Whether each launch costs host time.
+        work: What `work_of` made of the same arguments, if the caller has it; before `simulate`
+            adds edges to it.
 
     Raises:
         UnsupportedError: The plan has more ranks than the cluster has GPUs.
     """
     plan = program.plan
-    work = work_of(program, cluster, runtime)
+    if work is None:
+        work = work_of(program, cluster, runtime)
     load: dict[int, float] = {}
     for activity in work.activities:
         for number in activity.streams:

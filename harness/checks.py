@@ -2,10 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -14,8 +13,10 @@ from harness.check import SEEDS, Cell, Status, check, group_digests, same_bits
 from harness.config import Config
 from harness.pool import Team, WorkerError
 from harness.problem import Direction
+from harness.workers import spread
 
 _TIMEOUT_S = 300.0
+_FEW = 8
 
 
 def cost(config: Config) -> float:
@@ -24,32 +25,59 @@ def cost(config: Config) -> float:
     return pairs * (config.head_dim + 16) + 1e6 * config.cp
 
 
-def check_all(configs: Sequence[Config], *, jobs: int) -> Iterator[tuple[Cell, Cell]]:
-    """Judge configurations on the local transport, the dearest first.
+def check_all(configs: Iterable[Config], *, jobs: int) -> Iterator[tuple[Cell, Cell]]:
+    """Judge configurations on the local transport.
 
     Args:
-        configs: Cells; the two directions of each are judged.
+        configs: Cells; the two directions of each are judged. Neighbours that share a problem
+            share its oracle.
         jobs: Processes side by side; 1 stays in this one.
 
     Yields:
         The forward and the backward cell of each configuration, as they finish.
     """
-    ordered = sorted(configs, key=cost, reverse=True)
     if jobs == 1:
         torch.set_num_threads(1)
-        for config in ordered:
+        for config in configs:
             yield check(config)
         return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as executor:
-        pending = [executor.submit(check, config) for config in ordered]
-        try:
-            for future in as_completed(pending):
-                yield future.result()
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
+    for pairs in spread(_check_few, _together(configs), jobs=jobs, lost=_lost, start=_one_thread):
+        yield from pairs
+
+
+def dearest_first(configs: Iterable[Config]) -> list[Config]:
+    """Order cells so that no long one is left alone at the end."""
+    return sorted(configs, key=cost, reverse=True)
+
+
+def _together(configs: Iterable[Config]) -> Iterator[list[Config]]:
+    """Hand out neighbours that share an oracle together, a few at a time."""
+    for _, group in groupby(configs, key=_shared):
+        while few := list(islice(group, _FEW)):
+            yield few
+
+
+def _shared(config: Config) -> Config:
+    return replace(config, strategy="", cp=1)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _check_few(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
+    return [check(config) for config in configs]
+
+
+def _lost(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
+    return [_both_failed(config, "the process that ran it died") for config in configs]
+
+
+def _both_failed(config: Config, reason: str) -> tuple[Cell, Cell]:
+    forward, backward = (
+        Cell(replace(config, direction=direction), Status.FAILED, reason) for direction in Direction
+    )
+    return forward, backward
 
 
 def group_all(

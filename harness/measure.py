@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from harness import heads as head_sets
 from harness.check import RESULTS, allowed_mask, planned_traffic, start
-from harness.config import Config
+from harness.config import Config, Where
+from harness.errors import UnsupportedError
 from harness.execute import execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
@@ -24,6 +25,7 @@ from harness.plan import Plan, Resident, Tensor
 from harness.planned import partial_results, planned
 from harness.pool import Member
 from harness.problem import Direction, Problem
+from harness.residency import Program
 from harness.shards import collect
 from harness.tolerance import Tolerance, calibrate, errors, limit
 from harness.transport import GroupTransport
@@ -31,6 +33,8 @@ from harness.transport import GroupTransport
 WARMUP = 5
 ITERATIONS = 20
 _SEED = 0
+_MATRICES = 8
+"""Matrices of queries x keys that the oracle holds at once: scores, weights, their gradients."""
 _WHOLE_TOKENS = 2048
 """Up to this many queries the oracle judges all heads; beyond, one KV head and its group."""
 
@@ -52,6 +56,13 @@ class RankSample:
     sent_bytes: int
     plan_hash: str
     results: Mapping[Resident, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rank did not run a cell: no strategy is wrong to refuse what it cannot do."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +91,40 @@ class Measurement:
         return statistics.median(self.samples_s)
 
 
-def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> RankSample:
+def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> RankSample | Refusal:
     """Run one cell on one rank (a job for a `Team`)."""
-    problem = config.problem
-    plans = planned(problem, config.strategy)
-    _agree(plans.forward.plan, member)
-    tensors = make_inputs(problem, _SEED)
+    try:
+        problem = config.problem
+        plans = planned(problem, config.strategy)
+    except (UnsupportedError, ValueError) as error:
+        return Refusal(str(error))
+    on_gpu = config.transport is Where.NCCL
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    _agree(plans.forward.plan, member, device)
+    tensors = make_inputs(problem, _SEED, device)
     forward = plans.forward
     inputs = start(forward.plan, tensors, {}, (member.rank,))
     program = forward
     if config.direction is Direction.BACKWARD:
-        saved = execute(forward, inputs, GroupTransport()).results
+        saved = execute(forward, inputs, GroupTransport(batched=on_gpu)).results
         program = plans.backward
         inputs = start(program.plan, tensors, saved, (member.rank,))
     samples = []
     for iteration in range(warmup + iterations):
-        transport = GroupTransport()
+        transport = GroupTransport(batched=on_gpu)
         dist.barrier()
+        _settle(device)
         begin = time.perf_counter()
         execute(program, inputs, transport)
+        _settle(device)
         if iteration >= warmup:
             samples.append(time.perf_counter() - begin)
-    transport = GroupTransport()
+    transport = GroupTransport(batched=on_gpu)
     dist.barrier()
     traced = execute(program, inputs, transport, timed=True)
     waited = sum(span.end_s - span.start_s for span in traced.spans if span.stream == "wait")
     outputs = {
-        resident: tensor
+        resident: tensor.cpu()
         for resident, tensor in traced.results.items()
         if resident in program.plan.outputs
     }
@@ -114,9 +132,15 @@ def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> Ra
     return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs)
 
 
-def _agree(plan: Plan, member: Member) -> None:
+def _settle(device: torch.device) -> None:
+    """Wait for what was launched on a GPU; on a CPU a call is over when it returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _agree(plan: Plan, member: Member, device: torch.device) -> None:
     """Compare plan hashes before anything is sent by the plan."""
-    mine = torch.tensor([int(plan.hash[:15], 16)])
+    mine = torch.tensor([int(plan.hash[:15], 16)], device=device)
     others = [torch.empty_like(mine) for _ in range(member.cp)]
     dist.all_gather(others, mine)
     for rank, other in enumerate(others):
@@ -124,8 +148,18 @@ def _agree(plan: Plan, member: Member) -> None:
             raise ValueError(f"rank {rank} made another plan than rank {member.rank}")
 
 
-def joined(config: Config, ranks: Sequence[RankSample]) -> Measurement:
+def oracle_bytes(config: Config) -> int:
+    """Memory that judging a cell takes: the float64 matrices of one head, and the mask."""
+    return config.seqlen_q * config.seqlen_kv * (8 * _MATRICES + 1)
+
+
+def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) -> Measurement:
     """Join what the ranks saw, and judge the numbers.
+
+    Args:
+        config: The cell.
+        ranks: What each rank saw.
+        judged: Whether to ask the oracle; without it nothing is known of the errors.
 
     Raises:
         ValueError: The bytes that moved are not the plan's.
@@ -137,6 +171,21 @@ def joined(config: Config, ranks: Sequence[RankSample]) -> Measurement:
     expected = tuple(sent.get(rank, 0) for rank in range(config.cp))
     if moved != expected:
         raise ValueError(f"sent {moved} bytes by rank, the plan says {expected}")
+    error, passed = _verdict(config, program, ranks) if judged else ({}, True)
+    return Measurement(
+        samples_s=tuple(max(times) for times in zip(*(r.samples_s for r in ranks), strict=True)),
+        exposed_comm_s=max(rank.waited_s for rank in ranks),
+        bytes_sent_per_rank=moved,
+        peak_bytes=max(ledger(program).peak_bytes),
+        max_rel_error=error,
+        passed=passed,
+    )
+
+
+def _verdict(
+    config: Config, program: Program, ranks: Sequence[RankSample]
+) -> tuple[dict[str, float], bool]:
+    """Errors of the results, and whether all are within the tolerance."""
     results: dict[Resident, torch.Tensor] = {}
     for rank in ranks:
         results |= rank.results
@@ -149,15 +198,7 @@ def joined(config: Config, ranks: Sequence[RankSample]) -> Measurement:
             found[name] = value[:, heads]
     error = errors(found, reference)
     merges = partial_results(program) - 1
-    passed = all(error[name] <= limit(name, reference, merges=merges) for name in error)
-    return Measurement(
-        samples_s=tuple(max(times) for times in zip(*(r.samples_s for r in ranks), strict=True)),
-        exposed_comm_s=max(rank.waited_s for rank in ranks),
-        bytes_sent_per_rank=moved,
-        peak_bytes=max(ledger(program).peak_bytes),
-        max_rel_error=error,
-        passed=passed,
-    )
+    return error, all(error[name] <= limit(name, reference, merges=merges) for name in error)
 
 
 @lru_cache(maxsize=4)

@@ -549,7 +549,16 @@ class Plan:
 
     def tokens(self, piece: Piece) -> int:
         """Tokens in a piece."""
-        return sum(map(len, self.chunks(piece)))
+        key = (piece.tensor, piece.chunks)
+        found = self._tokens.get(key)
+        if found is None:
+            found = self._tokens[key] = sum(map(len, self.chunks(piece)))
+        return found
+
+    @cached_property
+    def _tokens(self) -> dict[tuple[Tensor, tuple[int, ...]], int]:
+        """What `tokens` has counted: every consumer asks for the same few pieces again."""
+        return {}
 
     @cached_property
     def scope(self) -> Scope:

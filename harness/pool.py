@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -24,11 +26,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import psutil
 
 from harness.errors import MeasurementError
+from harness.workers import die_with_parent
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _POLL_S = 0.05
 _START_S = 120.0
+_GRACE_S = 0.3
+"""How long a dying worker may take to be seen as dead."""
 
 
 class Failure(StrEnum):
@@ -87,20 +92,20 @@ class Team:
         self._folder = tempfile.TemporaryDirectory(prefix="cp-team-")
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(cp):
-            here, there = spawn.Pipe()
-            process = spawn.Process(
-                target=_serve,
-                args=(rank, cp, self._folder.name, there, threads),
-                daemon=True,
-                name=f"rank-{rank}",
-            )
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
+        self._processes: list[SpawnProcess] = []
         try:
+            for rank in range(cp):
+                here, there = spawn.Pipe()
+                process = spawn.Process(
+                    target=_serve,
+                    args=(rank, cp, self._folder.name, there, threads),
+                    daemon=True,
+                    name=f"rank-{rank}",
+                )
+                process.start()
+                there.close()
+                self._pipes.append(here)
+                self._processes.append(process)
             self._gather(start_s)
         except BaseException:
             self.close()
@@ -152,7 +157,7 @@ class Team:
                 pipe.send((job, args, kwargs))
             return self._gather(timeout_s)
         except (BrokenPipeError, ConnectionResetError) as error:
-            failure = self._died()
+            failure = self._dead() or self._closed()
             self.close()
             raise failure from error
         except BaseException:
@@ -173,7 +178,6 @@ class Team:
     def _gather(self, timeout_s: float) -> list[Any]:
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
-        failed: WorkerError | None = None
         while len(results) < self.cp:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
             for ready in wait(waiting, timeout=_POLL_S):
@@ -181,12 +185,11 @@ class Team:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
-                    raise self._died() from None
+                    raise (self._dead() or self._closed()) from None
                 if not ok:
                     kind, reason, detail = value
-                    # Others often fail because this one did; keep the first that speaks.
-                    failed = failed or WorkerError(Failure(kind), rank, reason, detail)
-                    raise failed
+                    # A rank often fails because another died under it: that one is the cause.
+                    raise self._dead(detail) or WorkerError(Failure(kind), rank, reason, detail)
                 results[rank] = value
             self._check_memory()
             if time.monotonic() > deadline:
@@ -209,17 +212,30 @@ class Team:
                     f"{self.memory_bytes / 2**30:.2f} GiB",
                 )
 
-    def _died(self) -> WorkerError:
-        for process in self._processes:
-            process.join(timeout=0.5)
+    def _dead(self, told: str = "") -> WorkerError | None:
+        """Find a worker that is gone: its last words, else what a survivor told."""
+        wait([process.sentinel for process in self._processes], timeout=_GRACE_S)
         for rank, process in enumerate(self._processes):
             code = process.exitcode
+            if code is None:
+                continue
+            detail = self._stack(rank) or told
             if code == -signal.SIGKILL:
                 reason = "was killed (signal 9), by the system when memory is short, or by a person"
-                return WorkerError(Failure.ERROR, rank, reason)
-            if code is not None:
-                return WorkerError(Failure.ERROR, rank, f"exited with status {code}")
+            elif code < 0:
+                reason = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            else:
+                reason = f"exited with status {code}"
+            return WorkerError(Failure.ERROR, rank, reason, detail)
+        return None
+
+    def _closed(self) -> WorkerError:
         return WorkerError(Failure.ERROR, None, "a worker closed its pipe")
+
+    def _stack(self, rank: int) -> str:
+        """What a worker's fault handler wrote, if it did."""
+        path = _stack_path(self._folder.name, rank)
+        return path.read_text() if path.exists() else ""
 
     def _late(self, timeout_s: float, silent: Sequence[int]) -> WorkerError:
         """Ask the silent ranks where they are, then give up on them."""
@@ -228,10 +244,7 @@ class Team:
             if pid is not None and self._processes[rank].is_alive():
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(0.2)
-        stacks = []
-        for rank in silent:
-            path = _stack_path(self._folder.name, rank)
-            stacks.append(f"rank {rank}:\n{path.read_text() if path.exists() else ''}")
+        stacks = [f"rank {rank}:\n{self._stack(rank)}" for rank in silent]
         reason = f"no answer from rank {', '.join(map(str, silent))} within {timeout_s:g} s"
         return WorkerError(Failure.TIMEOUT, silent[0], reason, "\n".join(stacks))
 
@@ -242,8 +255,9 @@ def _stack_path(folder: str, rank: int) -> Path:
 
 def _serve(rank: int, cp: int, folder: str, pipe: Connection, threads: int) -> None:
     """Be a worker: join the group, then answer jobs until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    die_with_parent()
     with _stack_path(folder, rank).open("w") as stacks:
+        faulthandler.enable(file=stacks)
         faulthandler.register(signal.SIGUSR1, file=stacks)
         try:
             _join(rank, cp, folder, threads)
@@ -257,10 +271,10 @@ def _serve(rank: int, cp: int, folder: str, pipe: Connection, threads: int) -> N
             except (EOFError, OSError):
                 return
             try:
-                answer = (True, job(Member(rank, cp), *args, **kwargs))
+                answer = ForkingPickler.dumps((True, job(Member(rank, cp), *args, **kwargs)))
             except Exception as error:  # the process boundary: the parent gets the text
-                answer = (False, _told(error))
-            pipe.send(answer)
+                answer = ForkingPickler.dumps((False, _told(error)))
+            pipe.send_bytes(answer)
 
 
 def _told(error: Exception) -> tuple[str, str, str]:
@@ -273,9 +287,10 @@ def _told(error: Exception) -> tuple[str, str, str]:
 def _join(rank: int, cp: int, folder: str, threads: int) -> None:
     import torch  # the parent only needs torch if it uses it itself
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore  # the public name is not in the type stubs
 
     torch.set_num_threads(threads)
-    store = dist.FileStore(str(Path(folder) / "store"), cp)
+    store = FileStore(str(Path(folder) / "store"), cp)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=cp, timeout=timedelta(days=1)
     )

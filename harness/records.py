@@ -1,7 +1,7 @@
 """Results on disk: one JSON record a line, appended whole or not at all.
 
-A folder belongs to one writer at a time. A record is one write of one line, flushed to the disk
-before the sweep goes on; a line that a kill or a full disk tore is cut off when the folder is next
+A file belongs to one writer at a time. Records are one write of whole lines, flushed to the disk
+before the work goes on; a line that a kill or a full disk tore is cut off when the file is next
 opened, so the file is valid at every moment.
 """
 
@@ -22,37 +22,46 @@ _LOCK = ".lock"
 Record = Mapping[str, object]
 
 
-class ResultFolder:
-    """A folder of records, open for appending; use as a context manager.
+class ResultFile:
+    """A file of records, open for appending; use as a context manager.
 
     Args:
-        folder: Made if it is not there.
+        path: Made if it is not there, with its folder, which nobody else may write to meanwhile.
 
     Raises:
-        MeasurementError: Another process writes into it, or it cannot be written.
+        MeasurementError: Another process writes there.
+        ValueError: It cannot be written, or a line in the middle is no record.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open: list[int] = []
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise MeasurementError(
-                f"results folder ({folder}) cannot be written: {error.strerror}; name another"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._descriptor(path.parent / _LOCK, os.O_RDWR)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = self._descriptor(path, os.O_RDWR | os.O_APPEND)
+            self.count = _repair(self._file, path)
         except BlockingIOError:
-            os.close(self._lock)
+            self.close()
             raise MeasurementError(
-                f"results folder ({folder}) is in use by another sweep; wait, or name another"
+                f"results ({path.parent}) are being written by another run; wait, or name another"
             ) from None
-        self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self.records = list(_repair(self._file, folder / FILE))
+        except OSError as error:
+            self.close()
+            raise ValueError(
+                f"results ({path}) cannot be written: {error.strerror}; name another place"
+            ) from error
+        except ValueError:
+            self.close()
+            raise
+
+    def _descriptor(self, path: Path, flags: int) -> int:
+        self._open.append(os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return self._open[-1]
 
     def __enter__(self) -> Self:
-        """Return the folder."""
+        """Return the file."""
         return self
 
     def __exit__(
@@ -62,32 +71,61 @@ class ResultFolder:
         trace: TracebackType | None,
     ) -> None:
         """Let another writer in."""
-        os.close(self._file)
-        os.close(self._lock)
+        self.close()
 
-    def append(self, record: Record) -> None:
-        """Append one record.
+    def close(self) -> None:
+        """Let another writer in."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def append(self, *records: Record) -> None:
+        """Append records, all or none.
 
         Raises:
             MeasurementError: The disk is full or fails; the file is as it was before.
         """
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
         size = os.fstat(self._file).st_size
         try:
-            _write_whole(self._file, line)
+            _write_whole(self._file, lines)
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, size)
             raise MeasurementError(
-                f"record not written to {self.folder / FILE}: {error.strerror}; "
-                f"{len(self.records)} records are safe, `--resume` goes on from them"
+                f"record not written to {self.path}: {error.strerror}; {self.count} records are "
+                "safe, and the same command with --resume (or -o, for check) goes on from them"
             ) from error
-        self.records.append(record)
+        self.count += len(records)
+
+    def scan(self) -> Iterator[Record]:
+        """Read what is there, one record at a time."""
+        return _scan(self.path)
 
 
-def _write_whole(file: int, line: bytes) -> None:
-    if os.write(file, line) != len(line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+class ResultFolder(ResultFile):
+    """The records of a sweep, all in memory too.
+
+    Args:
+        folder: Made if it is not there.
+
+    Raises:
+        MeasurementError: Another process writes there.
+        ValueError: It cannot be written, or a line in the middle is no record.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / FILE)
+        self.folder = folder
+        self.records = list(self.scan())
+
+    def append(self, *records: Record) -> None:
+        """Append records, all or none.
+
+        Raises:
+            MeasurementError: The disk is full or fails; the file is as it was before.
+        """
+        super().append(*records)
+        self.records += records
 
 
 def read_records(path: Path) -> list[Record]:
@@ -99,33 +137,46 @@ def read_records(path: Path) -> list[Record]:
     file = path / FILE if path.is_dir() else path
     if not file.exists():
         raise ValueError(f"results ({path}) has no {FILE}; run `sweep -o {path}` first")
-    return list(_parse(file.read_bytes(), file)[0])
+    return list(_scan(file))
 
 
-def _repair(file: int, path: Path) -> Iterator[Record]:
-    """Read what is there, and cut off a torn last line."""
-    size = os.fstat(file).st_size
-    data = os.pread(file, size, 0)
-    records, good = _parse(data, path)
-    if good != size:
+def _write_whole(file: int, lines: bytes) -> None:
+    if os.write(file, lines) != len(lines):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _repair(file: int, path: Path) -> int:
+    """Cut off a torn last line; return how many records there are."""
+    good = count = 0
+    for _, end in _lines(path):
+        good, count = end, count + 1
+    if good != os.fstat(file).st_size:
         os.ftruncate(file, good)
-    yield from records
+    return count
 
 
-def _parse(data: bytes, path: Path) -> tuple[list[Record], int]:
-    """Records, and the length of the part that is whole."""
-    records: list[Record] = []
-    good = 0
-    for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        last = good + len(line) == len(data)
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            record = None
-        if not isinstance(record, dict) or not line.endswith(b"\n"):
-            if last:
-                break
-            raise ValueError(f"{path}: line {number} is no record; move the file away")
-        records.append(record)
-        good += len(line)
-    return records, good
+def _scan(path: Path) -> Iterator[Record]:
+    for record, _ in _lines(path):
+        yield record
+
+
+def _lines(path: Path) -> Iterator[tuple[Record, int]]:
+    """Yield each record and where it ends; a torn last line is left out."""
+    end, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            end += len(line)
+            record = _record(line)
+            if record is None:
+                if end >= size:
+                    return
+                raise ValueError(f"{path}: line {number} is no record; move the file away")
+            yield record, end
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # no JSON, or no UTF-8
+        return None
+    return record if isinstance(record, dict) and line.endswith(b"\n") else None

@@ -23,6 +23,7 @@ def simulate(
     dispatch: Dispatch = Dispatch.IN_ORDER,
     order: Order | None = None,
     peak_memory_bytes: tuple[int, ...] | None = None,
+    work: Work | None = None,
 ) -> Trace:
     """Simulate a plan.
 
@@ -34,12 +35,14 @@ def simulate(
         dispatch: How a stream picks its next task.
         order: Per rank, the order of issue (`ScheduledPlan.order`); None is the plan's.
         peak_memory_bytes: Per rank, to be kept in the trace.
+        work: What `work_of` made of the same arguments, if the caller has it; it gets edges.
 
     Raises:
         UnsupportedError: The plan has more ranks than the cluster has GPUs.
         CycleError: The order makes ranks wait for one another.
     """
-    work = work_of(program, cluster, runtime, order)
+    if work is None:
+        work = work_of(program, cluster, runtime, order)
     if dispatch is Dispatch.IN_ORDER:
         in_order(work, order)
     spans = _spans(program, work, start_times(work))

@@ -1,13 +1,13 @@
 """Simulate the cells of a sweep, side by side on the cores here."""
 
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import partial
 
 from harness.balance import imbalance_total
 from harness.bounds import bounds
 from harness.cell import Status, plan_flops, record
-from harness.cluster import Cluster, cluster
+from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError
@@ -18,7 +18,9 @@ from harness.residency import Program
 from harness.simulate import simulate
 from harness.sizes import leg_bytes
 from harness.strategy import Context
+from harness.streams import work_of
 from harness.verify import verify
+from harness.workers import spread
 from strategies import strategy
 
 
@@ -33,20 +35,17 @@ def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Iterator[Record]:
         Records as they are done, not in the cells' order.
     """
     context = environment()
-    if jobs == 1 or len(configs) == 1:
-        for config in configs:
-            yield simulate_cell(config, context)
+    work = partial(simulate_cell, context=context)
+    if jobs == 1 or len(configs) <= 1:
+        yield from map(work, configs)
         return
     # The dearest first, so that no long one is left alone at the end.
     ordered = sorted(configs, key=lambda config: -config.cp)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
-        futures = [executor.submit(simulate_cell, config, context) for config in ordered]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
+    yield from spread(work, ordered, jobs=jobs, lost=partial(_lost, context=context))
+
+
+def _lost(config: Config, context: Record) -> Record:
+    return record(config, Status.ERROR, context, reason="the process that simulated it died")
 
 
 def simulate_cell(config: Config, context: Record) -> Record:
@@ -65,14 +64,19 @@ def simulate_cell(config: Config, context: Record) -> Record:
     except HarnessError as error:
         reason = f"{type(error).__name__}: {error}"
         return record(config, Status.ERROR, context, reason=reason)
+    except Exception as error:  # the boundary of the cell: the others go on
+        reason = f"{type(error).__name__}: {error}"
+        detail = traceback.format_exc()
+        return record(config, Status.ERROR, context, reason=reason, detail=detail)
 
 
 def simulated(program: Program, config: Config, machine: Cluster, context: Record) -> Record:
     """Simulate a proved plan; one that does not fit the GPU's memory is `oom`, time and all."""
     plan = program.plan
     peaks = ledger(program).peak_bytes
-    trace = simulate(program, machine, peak_memory_bytes=peaks)
-    limits = bounds(program, machine)
+    work = work_of(program, machine, Runtime.GRAPH)
+    limits = bounds(program, machine, work=work)
+    trace = simulate(program, machine, peak_memory_bytes=peaks, work=work)
     sent = [0] * config.cp
     for task in plan.tasks:
         for leg in legs_of(task):

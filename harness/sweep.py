@@ -2,20 +2,31 @@
 
 import statistics
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from harness.balance import imbalance_total
 from harness.cell import Status, plan_flops, record
 from harness.config import Config
 from harness.environment import environment
-from harness.errors import HarnessError, UnsupportedError
-from harness.measure import ITERATIONS, WARMUP, joined, rank_job
+from harness.measure import (
+    ITERATIONS,
+    WARMUP,
+    RankSample,
+    Refusal,
+    joined,
+    oracle_bytes,
+    rank_job,
+)
 from harness.plan import Plan
 from harness.planned import planned
-from harness.pool import Failure, Team, WorkerError
+from harness.pool import Failure, Member, Team, WorkerError
 from harness.problem import Direction
 from harness.records import Record
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,42 +48,85 @@ class Limits:
     iterations: int = ITERATIONS
 
 
-def measure_cells(configs: Sequence[Config], limits: Limits) -> Iterator[Record]:
-    """Measure cells in teams of real processes, one team per degree.
+class Crew(Protocol):
+    """What runs the ranks of a cell: a `Team`, or the processes of a launch (see `launch`)."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another job."""
+
+    def run(
+        self,
+        job: Callable[Concatenate[Member, P], T],
+        timeout_s: float,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Run a job on every rank; see `Team.run`."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crews:
+    """Where crews come from.
+
+    Attributes:
+        start: Makes one of a degree.
+        most: The largest degree; None is any.
+    """
+
+    start: Callable[[int], Crew]
+    most: int | None = None
+
+
+def measure_cells(
+    configs: Sequence[Config], limits: Limits, crews: Crews | None = None
+) -> Iterator[Record]:
+    """Measure cells in real processes, one crew per degree.
 
     A cell that raises, hangs, dies or grows past its cap becomes a record with the reason, and the
-    next one gets a new team.
+    next one gets a new crew.
+
+    Args:
+        configs: Cells.
+        limits: What each may use.
+        crews: Where ranks come from; None is a `Team` of this machine's processes.
     """
     context = environment(limits.threads)
+    if crews is None:
+        crews = Crews(lambda cp: Team(cp, threads=limits.threads, memory_bytes=limits.memory_bytes))
     for cp in dict.fromkeys(config.cp for config in configs):
-        team: Team | None = None
-        try:
-            for config in configs:
-                if config.cp != cp:
-                    continue
-                reason = refusal(config)
-                if reason is not None:
-                    yield record(config, Status.ILLEGAL, context, reason=reason)
-                    continue
-                if team is None or not team.alive:
-                    team = Team(cp, threads=limits.threads, memory_bytes=limits.memory_bytes)
-                yield _measured(team, config, limits, context)
-        finally:
-            if team is not None:
-                team.close()
+        own = [config for config in configs if config.cp == cp]
+        if crews.most is not None and cp > crews.most:
+            reason = f"{cp} ranks are more than the {crews.most} that were launched"
+            yield from (record(config, Status.SKIPPED, context, reason=reason) for config in own)
+        else:
+            yield from _of_one_degree(own, cp, limits, crews, context)
 
 
-def refusal(config: Config) -> str | None:
-    """Why a cell is illegal, or None; a wrong plan is an error, not a refusal.
-
-    Raises:
-        PlanError: A strategy made a wrong plan.
-    """
+def _of_one_degree(
+    configs: Sequence[Config], cp: int, limits: Limits, crews: Crews, context: Record
+) -> Iterator[Record]:
+    crew: Crew | None = None
+    failure: WorkerError | None = None
     try:
-        planned(config.problem, config.strategy)
-    except (UnsupportedError, ValueError) as error:
-        return str(error)
-    return None
+        for config in configs:
+            if failure is None and (crew is None or not crew.alive):
+                try:
+                    crew = crews.start(cp)
+                except WorkerError as error:
+                    failure = error  # once is enough: starting takes long
+            if failure is not None or crew is None:
+                reason = f"{cp} ranks did not start: {failure}"
+                detail = "" if failure is None else failure.detail
+                yield record(config, Status.ERROR, context, reason=reason, detail=detail)
+            else:
+                yield _measured(crew, config, limits, context)
+    finally:
+        if crew is not None:
+            crew.close()
 
 
 _KINDS = {
@@ -82,25 +136,39 @@ _KINDS = {
 }
 
 
-def _measured(team: Team, config: Config, limits: Limits, context: dict[str, object]) -> Record:
+def _measured(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
     try:
-        ranks = team.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
-        found = joined(config, ranks)
+        ranks = crew.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
     except WorkerError as error:
         status = _KINDS[error.kind]
         return record(config, status, context, reason=str(error), detail=error.detail)
-    except (HarnessError, ValueError) as error:
-        return record(
-            config, Status.ERROR, context, reason=str(error), detail=traceback.format_exc()
-        )
+    samples = [rank for rank in ranks if isinstance(rank, RankSample)]
+    for rank in ranks:
+        if isinstance(rank, Refusal):
+            return record(config, Status.ILLEGAL, context, reason=rank.reason)
+    try:
+        return _judged(config, samples, limits, context)
+    except Exception as error:  # the boundary of the cell: the others go on
+        reason = f"{type(error).__name__}: {error}"
+        detail = traceback.format_exc()
+        return record(config, Status.ERROR, context, reason=reason, detail=detail)
+
+
+def _judged(
+    config: Config, samples: Sequence[RankSample], limits: Limits, context: Record
+) -> Record:
+    judged = oracle_bytes(config) <= limits.memory_bytes
+    found = joined(config, samples, judged=judged)
     plan = plan_of(config)
     low, high = quantile(found.samples_s, 0.2), quantile(found.samples_s, 0.8)
-    wrong = "" if found.passed else f"the result is off: {dict(found.max_rel_error)}"
+    reason = "" if found.passed else f"the result is off: {dict(found.max_rel_error)}"
+    if not judged:
+        reason = f"not judged: the oracle needs {oracle_bytes(config)} bytes, more than the cap"
     return record(
         config,
         Status.OK if found.passed else Status.ERROR,
         context,
-        reason=wrong,
+        reason=reason,
         time_s=found.time_s,
         samples_s=list(found.samples_s),
         p20_s=low,
@@ -110,7 +178,7 @@ def _measured(team: Team, config: Config, limits: Limits, context: dict[str, obj
         exposed_comm_s=found.exposed_comm_s,
         imbalance=imbalance_total(plan),
         peak_bytes=found.peak_bytes,
-        max_rel_error=dict(found.max_rel_error),
+        max_rel_error=dict(found.max_rel_error) if judged else None,
         plan_hash=plan.hash,
     )
 
