@@ -1,7 +1,9 @@
 """Tables of a sweep for the terminal: one of simulated times per problem, one of measured cells."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,21 +14,45 @@ from harness.summary import worst_error
 
 _BASE = "ring"
 _MIB = 2**20
+_NAME = 30
+"""The longest name that is not broken."""
+_WIDE, _SPREAD = 120, 100
+"""From these widths on, simulated cells show the speed-up too, and measured ones their spread."""
 
 
 def print_sweep(console: Console, records: Sequence[Record]) -> None:
     """Print all tables of a sweep, then what did not run and why."""
+    wide = console.width >= _WIDE
     for title, group in _grouped(records, "simulated"):
-        console.print(simulated_table(title, group))
+        _print(console, title, simulated_tables(group, console.width))
+    calibrations = sorted({str(e["calibration"]) for e in records if e["calibration"]})
+    if calibrations:
+        figures = "ms, times the compute bound evenly spread (×)"
+        figures += ", speed-up over ring (r)" if wide else ""
+        console.print(f"simulated: {figures}; * best. {'; '.join(calibrations)}", highlight=False)
+        console.print()
     for title, group in _grouped(records, "measured"):
-        console.print(measured_table(title, group))
+        _print(console, title, [measured_table(group, console.width)])
+    if any(entry["source"] == "measured" for entry in records):
+        text = "measured: median of the slowest rank; * best; error relative to the float64 oracle"
+        console.print(text, highlight=False)
+    for note, times in _notes(records).items():
+        console.print(f"{note} ({times} cells)" if times > 1 else note, highlight=False)
+
+
+def _print(console: Console, title: str, tables: Iterable[Table]) -> None:
+    console.print(Text(title, style="italic"), soft_wrap=True)
+    for table in tables:
+        console.print(table)
+
+
+def _notes(records: Sequence[Record]) -> dict[str, int]:
     notes: dict[str, int] = {}
     for entry in records:
-        if entry["status"] != Status.OK:
+        if entry["reason"]:
             note = f"{entry['status']}: {str(entry['reason']).splitlines()[0]}"
             notes[note] = notes.get(note, 0) + 1
-    for note, times in notes.items():
-        console.print(f"{note} ({times} cells)" if times > 1 else note, highlight=False)
+    return notes
 
 
 def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list[Record]]]:
@@ -47,78 +73,109 @@ def _title(entry: Record) -> str:
     )
 
 
-def simulated_table(title: str, records: Sequence[Record]) -> Table:
-    """Strategies x patterns: milliseconds, times the balanced bound, the best one marked."""
-    calibrations = sorted({str(e["calibration"]) for e in records if e["calibration"]})
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption=f"simulated ms, × the balanced compute bound; * best. {'; '.join(calibrations)}",
-        caption_justify="left",
-        pad_edge=False,
-    )
-    table.add_column("strategy", no_wrap=True)
+def _table(space: int) -> Table:
+    return Table(box=SIMPLE_HEAD, padding=(0, space, 0, 0), pad_edge=False, show_edge=False)
+
+
+def _add_names(table: Table, header: str, names: Iterable[str]) -> None:
+    longest = max(map(len, (header, *names)))
+    table.add_column(header, min_width=min(longest, _NAME), overflow="fold")
+
+
+def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
+    """Strategies x patterns: milliseconds, times the balanced bound, the best one marked.
+
+    Args:
+        records: Of one problem, on several patterns.
+        width: Columns of the terminal; what does not fit side by side goes into another table.
+    """
+    wide = width >= _WIDE
+    names = list(dict.fromkeys(str(entry["strategy"]) for entry in records))
     patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
-    for pattern in patterns:
-        table.add_column(pattern, justify="right", overflow="fold")
-    best = _best(records, "pattern")
-    for name in dict.fromkeys(str(entry["strategy"]) for entry in records):
-        by_pattern = {str(e["pattern"]): e for e in records if e["strategy"] == name}
-        cells = [_simulated(by_pattern.get(pattern), best.get(pattern)) for pattern in patterns]
-        table.add_row(name, *cells)
-    return table
+    space, cell = (1, 17) if wide else (0, 10)
+    room = width - min(max(map(len, ("strategy", *names))), _NAME)
+    fit = max(1, room // (cell + 1 + space))
+    best, base = _best(records), _base(records)
+    by_cell = {(str(e["strategy"]), str(e["pattern"])): e for e in records}
+    for start in range(0, len(patterns), fit):
+        shown = patterns[start : start + fit]
+        table = _table(space)
+        _add_names(table, "strategy", names)
+        for pattern in shown:
+            table.add_column(_broken(pattern, cell), justify="right", no_wrap=True)
+        for name in names:
+            cells = [
+                _simulated(by_cell.get((name, pattern)), best, base if wide else None)
+                for pattern in shown
+            ]
+            table.add_row(name, *cells)
+        yield table
 
 
-def _simulated(entry: Record | None, best: float | None) -> Text:
+def _broken(name: str, width: int) -> str:
+    """Break a name after its punctuation where it is too long for a line."""
+    lines = [""]
+    for part in re.findall(r"[^_:,+=]*[_:,+=]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _simulated(
+    entry: Record | None, best: Mapping[str, float], base: Mapping[str, float] | None
+) -> Text:
     if entry is None:
         return Text("")
     if entry["status"] != Status.OK:
         return Text(str(entry["status"]), style="dim")
-    time_s, bound_s = entry["time_s"], entry["bound_s"]
-    assert isinstance(time_s, float) and isinstance(bound_s, float)
-    mark = "*" if time_s == best else ""
-    text = f"{milliseconds(time_s)}{mark} {time_s / bound_s:.1f}×"
+    time_s, bound_s, pattern = _number(entry["time_s"]), _number(entry["bound_s"]), entry["pattern"]
+    mark = "*" if time_s == best.get(str(pattern)) else ""
+    text = f"{milliseconds(time_s)}{mark} {_factor(time_s / bound_s)}" if bound_s else ""
+    if base is not None:
+        ring = base.get(str(pattern))
+        text += f" {ring / time_s:5.2f}r" if ring is not None else " " * 7
     return Text(text, style="bold green" if mark else "")
 
 
-def measured_table(title: str, records: Sequence[Record]) -> Table:
-    """One row a cell: milliseconds with their spread, speed against ring, error, bytes."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption="median of the slowest rank, p20-p80; error relative to the float64 oracle",
-        caption_justify="left",
-        pad_edge=False,
-    )
-    for name in ("pattern", "strategy"):
-        table.add_column(name, overflow="fold")
-    for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait ms", "imbal"):
+def _factor(value: float) -> str:
+    return f"{value:.1f}×" if value < 99.95 else f"{value:.0f}×"
+
+
+def measured_table(records: Sequence[Record], width: int) -> Table:
+    """One row a cell: milliseconds, speed against ring, error, bytes; with room, the spread.
+
+    Args:
+        records: Of one problem, on several patterns.
+        width: Columns of the terminal.
+    """
+    table = _table(1)
+    _add_names(table, "pattern", (str(entry["pattern"]) for entry in records))
+    _add_names(table, "strategy", (str(entry["strategy"]) for entry in records))
+    spread = width >= _SPREAD
+    headers = ["ms", *(["p20-p80"] if spread else []), "vs ring", "error", "MiB", "wait", "imbal"]
+    for name in headers:
         table.add_column(name, justify="right", no_wrap=True)
-    best = _best(records, "pattern")
-    base = {
-        entry["pattern"]: entry["time_s"]
-        for entry in records
-        if entry["strategy"] == _BASE and entry["status"] == Status.OK
-    }
+    best, base = _best(records), _base(records)
     for entry in records:
-        style = "bold green" if entry["time_s"] == best.get(str(entry["pattern"])) else ""
-        table.add_row(
-            str(entry["pattern"]), str(entry["strategy"]), *_measured(entry, base), style=style
-        )
+        marked = entry["status"] == Status.OK and entry["time_s"] == best.get(str(entry["pattern"]))
+        cells = _measured(entry, base, marked=marked, spread=spread)
+        style = "bold green" if marked else ""
+        table.add_row(str(entry["pattern"]), str(entry["strategy"]), *cells, style=style)
     return table
 
 
-def _measured(entry: Record, base: Mapping[object, object]) -> list[str]:
+def _measured(entry: Record, base: Mapping[str, float], *, marked: bool, spread: bool) -> list[str]:
     if entry["status"] != Status.OK:
-        return [str(entry["status"]), *[""] * 6]
+        return [str(entry["status"])]
     time_s, low, high, wait_s = (
         _number(entry[name]) for name in ("time_s", "p20_s", "p80_s", "exposed_comm_s")
     )
-    ring = base.get(entry["pattern"])
+    ring = base.get(str(entry["pattern"]))
     return [
-        milliseconds(time_s),
-        f"{milliseconds(low)}-{milliseconds(high)}",
-        f"{_number(ring) / time_s:.2f}×" if ring is not None else "",
+        f"{milliseconds(time_s)}{'*' if marked else ''}",
+        *([f"{milliseconds(low)}-{milliseconds(high)}"] if spread else []),
+        f"{ring / time_s:.2f}×" if ring is not None else "",
         worst_error(entry),
         f"{_number(entry['bytes_sent_per_rank']) / _MIB:.2f}",
         milliseconds(wait_s),
@@ -126,13 +183,23 @@ def _measured(entry: Record, base: Mapping[object, object]) -> list[str]:
     ]
 
 
-def _best(records: Sequence[Record], by: str) -> dict[str, float]:
+def _best(records: Sequence[Record]) -> dict[str, float]:
+    """By pattern, the shortest time."""
     best: dict[str, float] = {}
     for entry in records:
         if entry["status"] == Status.OK:
-            key, time_s = str(entry[by]), _number(entry["time_s"])
+            key, time_s = str(entry["pattern"]), _number(entry["time_s"])
             best[key] = min(time_s, best.get(key, time_s))
     return best
+
+
+def _base(records: Sequence[Record]) -> dict[str, float]:
+    """By pattern, the time of the strategy that others are compared with."""
+    return {
+        str(entry["pattern"]): _number(entry["time_s"])
+        for entry in records
+        if entry["strategy"] == _BASE and entry["status"] == Status.OK
+    }
 
 
 def _number(value: object) -> float:
@@ -146,11 +213,11 @@ def _whole(value: object) -> int:
 
 
 def milliseconds(seconds: float) -> str:
-    """Format seconds as ms with three digits: `0.123`, `12.3`, `1234`."""
+    """Format seconds as ms with three digits: `0.12`, `12.3`, `1234`."""
     value = seconds * 1e3
-    if value >= 100:  # three digits are enough
+    if value >= 99.95:  # three digits are enough
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def short(tokens: int) -> str:
