@@ -618,6 +618,7 @@ def to_json(plan: Plan) -> str:
             "dtype": problem.dtype,
             "cp": problem.cp,
             "hidden": problem.hidden,
+            "rotary": problem.rotary,
         },
         "strategy": plan.strategy,
         "direction": plan.direction,

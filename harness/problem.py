@@ -47,6 +47,7 @@ class Problem:
         dtype: Precision of inputs and outputs.
         cp: Context-parallel degree, >= 1.
         hidden: Model width, for plans of whole layers; None = attention only.
+        rotary: Base of the rotary angles of q and k, for plans of whole layers; None = not rotated.
     """
 
     pattern: Pattern
@@ -58,6 +59,7 @@ class Problem:
     dtype: Dtype = Dtype.FLOAT32
     cp: int = 1
     hidden: int | None = None
+    rotary: float | None = None
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError with the value received and the rule."""
@@ -66,6 +68,7 @@ class Problem:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
         if self.hidden is not None and self.hidden < 1:
             raise ValueError(f"hidden ({self.hidden}) must be at least 1")
+        self._check_rotary()
         if self.heads_q % self.heads_kv:
             divisors = [h for h in range(1, self.heads_q + 1) if self.heads_q % h == 0]
             raise ValueError(
@@ -74,6 +77,19 @@ class Problem:
             )
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
+
+    def _check_rotary(self) -> None:
+        if self.rotary is None:
+            return
+        if self.hidden is None:
+            raise ValueError(f"rotary ({self.rotary}) is of whole layers; set hidden as well")
+        if self.rotary <= 1:
+            raise ValueError(f"rotary ({self.rotary}) must be a base above 1, such as 500000")
+        if self.head_dim % 2:
+            raise ValueError(
+                f"head_dim ({self.head_dim}) must be even to be rotated in pairs; "
+                f"try {self.head_dim + 1}"
+            )
 
     @property
     def seqlen_q(self) -> int:

@@ -46,10 +46,14 @@ def width(plan: Plan, tensor: Tensor) -> int:
     return head_dim * problem.width if tensor.is_weight else head_dim
 
 
+def batch_of(plan: Plan, tensor: Tensor) -> int:
+    """How often a tensor is there: once per sequence, a weight once."""
+    return 1 if tensor.is_weight else plan.problem.batch
+
+
 def piece_bytes(plan: Plan, piece: Piece) -> int:
     """Bytes of a piece."""
-    batch = 1 if piece.tensor.is_weight else plan.problem.batch
-    rows = batch * piece.heads.bit_count() * plan.tokens(piece)
+    rows = batch_of(plan, piece.tensor) * piece.heads.bit_count() * plan.tokens(piece)
     return rows * width(plan, piece.tensor) * element_bytes(plan, piece.tensor)
 
 

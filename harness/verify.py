@@ -109,14 +109,13 @@ def _prove(plan: Plan, owners: Owners | None) -> Program:
     coverage, residency = Coverage(plan), Residency(plan.initial)
     initial = len(residency.slabs)
     steps: list[Step] = []
-    rotary: set[bool] = set()
+    rotary = plan.problem.rotary is not None
     for index, task in enumerate(plan.tasks):
         _order(index, task)
         _fit(plan, index, task)
         if isinstance(task, Linear) and _ROTATED.intersection(p.tensor for p in _both(task)):
-            rotary.add(task.rotary)
-            if len(rotary) > 1:
-                raise _misfit(index, task, "every q and k of a plan is rotated, or none is")
+            if task.rotary is not rotary:
+                raise _misfit(index, task, "every q and k is rotated if the problem says so")
         if isinstance(task, Tile):
             coverage.unmasked(index, task)
         try:
