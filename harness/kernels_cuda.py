@@ -8,7 +8,9 @@ hold the whole score matrix. Shapes as in `kernels.py`; q, k and v come here wit
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -54,6 +56,26 @@ def capabilities() -> dict[str, str]:
     if not torch.cuda.is_available():
         return dict.fromkeys(FINDERS, "no CUDA device")
     return {name: found if isinstance(found, str) else "ok" for name, found in _found().items()}
+
+
+_ONLY: ContextVar[str | None] = ContextVar("only", default=None)
+
+
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """Inside, take this flash kernel and no other, to check or time it by itself.
+
+    Raises:
+        UnsupportedError: It cannot be used here; the reason is told.
+    """
+    status = capabilities().get(name, "there is none of this name")
+    if status != "ok":
+        raise UnsupportedError(f"kernel {name}: {status}", tuple(FINDERS))
+    token = _ONLY.set(name)
+    try:
+        yield
+    finally:
+        _ONLY.reset(token)
 
 
 def forward(
@@ -150,7 +172,13 @@ def _flash_for(q: Tensor, bias: Tensor | None) -> Flash | None:
         return None
     if q.shape[3] > MAX_HEAD_DIM:
         return None
-    return next((found for found in _found().values() if isinstance(found, Flash)), None)
+    only = _ONLY.get()
+    usable = (
+        found
+        for name, found in _found().items()
+        if isinstance(found, Flash) and only in (None, name)
+    )
+    return next(usable, None)
 
 
 def _step(x: Tensor) -> Tensor:
