@@ -4,9 +4,18 @@ A sharding is a table of chunks (arithmetic progressions that tile the sequence)
 chunks that it owns in local order. Chunks may be uneven or empty, so no length is refused here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain
+
+
+class Placement(StrEnum):
+    """How tokens are dealt to ranks, where a strategy leaves the choice."""
+
+    CONTIGUOUS = "contiguous"
+    ZIGZAG = "zigzag"
+    STRIPE = "stripe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +109,11 @@ def subdivided(coarse: Sharding, parts: int) -> Sharding:
                 owned[rank * parts + part].append(len(chunks))
                 chunks.append(whole[cut.start : cut.stop])
     return Sharding(tuple(chunks), tuple(tuple(o) for o in owned))
+
+
+PLACEMENTS: Mapping[Placement, Callable[[int, int], Sharding]] = {
+    Placement.CONTIGUOUS: contiguous,
+    Placement.ZIGZAG: zigzag,
+    Placement.STRIPE: stripe,
+}
+"""(seqlen, cp) -> sharding, by name."""

@@ -2,20 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from typing import Any
 
 from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
-
-
-class Placement(StrEnum):
-    """How tokens are dealt to ranks, where a strategy leaves the choice."""
-
-    CONTIGUOUS = "contiguous"
-    ZIGZAG = "zigzag"
-    STRIPE = "stripe"
+from harness.sharding import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,16 @@ def ring_attention(
         finish_tokens(b, rank)
 
 
+def one_ring(b: PlanBuilder) -> None:
+    """Write a whole plan in which keys pass from each rank to the next, cp steps long."""
+    cp = b.problem.cp
+    ring_attention(
+        b,
+        source=lambda rank, step: (rank - step) % cp,
+        parent=lambda rank, step: ((rank - 1) % cp, step - 1),
+    )
+
+
 def hold_tokens(b: PlanBuilder, rank: int) -> None:
     """Start with what the token owner has: q, k, v; backward also out, lse and dout."""
     heads = b.problem.all_heads

@@ -18,15 +18,9 @@ from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
 from harness.plan import Plan
 from harness.problem import Direction, Problem
-from harness.sharding import contiguous, stripe, zigzag
-from harness.strategy import Context, Options, Placement, Strategy
+from harness.sharding import PLACEMENTS, Placement
+from harness.strategy import Context, Options, Strategy
 from harness.verbs import Holder, ring_attention
-
-_PLACEMENTS = {
-    Placement.CONTIGUOUS: contiguous,
-    Placement.ZIGZAG: zigzag,
-    Placement.STRIPE: stripe,
-}
 
 
 def plan(
@@ -56,7 +50,7 @@ def plan(
             return node * inner + (local - 1) % inner, step - 1
         return (node - 1) % nodes * inner + local, step - inner
 
-    queries, keys = shard_both(problem, _PLACEMENTS[options.placement or Placement.ZIGZAG])
+    queries, keys = shard_both(problem, PLACEMENTS[options.placement or Placement.ZIGZAG])
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, parent)
     return b.build()

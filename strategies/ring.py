@@ -18,7 +18,7 @@ from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.sharding import contiguous
 from harness.strategy import Context, Options, Strategy
-from harness.verbs import ring_attention
+from harness.verbs import one_ring
 
 
 def plan(
@@ -26,14 +26,9 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks; legal for every problem."""
     del context
-    cp = problem.cp
     queries, keys = shard_both(problem, contiguous)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    ring_attention(
-        b,
-        source=lambda rank, step: (rank - step) % cp,
-        parent=lambda rank, step: ((rank - 1) % cp, step - 1),
-    )
+    one_ring(b)
     return b.build()
 
 

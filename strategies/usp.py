@@ -14,15 +14,9 @@ from harness.build import PlanBuilder, balanced_heads, shard_both
 from harness.errors import UnsupportedError
 from harness.plan import Plan
 from harness.problem import Direction, Problem
-from harness.sharding import Sharding, contiguous, stripe, subdivided, zigzag
-from harness.strategy import Context, Options, Placement, Strategy
+from harness.sharding import PLACEMENTS, Placement, Sharding, subdivided
+from harness.strategy import Context, Options, Strategy
 from harness.verbs import HeadGroups, Ring, head_attention, seats_of
-
-_PLACEMENTS = {
-    Placement.CONTIGUOUS: contiguous,
-    Placement.ZIGZAG: zigzag,
-    Placement.STRIPE: stripe,
-}
 
 
 def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, int]:
@@ -69,7 +63,7 @@ def plan(
         return divmod(rank, r) if options.ring_inside else divmod(rank, u)[::-1]
 
     def shard(seqlen: int, cp: int) -> Sharding:
-        placed = _PLACEMENTS[options.placement or Placement.ZIGZAG](seqlen, r)
+        placed = PLACEMENTS[options.placement or Placement.ZIGZAG](seqlen, r)
         fine = subdivided(placed, u)
         owned = [fine.owned[axes(rank)[1] * u + axes(rank)[0]] for rank in range(cp)]
         return Sharding(fine.chunks, tuple(owned))

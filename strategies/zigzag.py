@@ -16,7 +16,7 @@ from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.sharding import zigzag
 from harness.strategy import Context, Options, Strategy
-from harness.verbs import ring_attention
+from harness.verbs import one_ring
 
 
 def plan(
@@ -24,21 +24,16 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks over zigzag chunks; legal for every problem."""
     del context
-    cp = problem.cp
     queries, keys = shard_both(problem, zigzag)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    ring_attention(
-        b,
-        source=lambda rank, step: (rank - step) % cp,
-        parent=lambda rank, step: ((rank - 1) % cp, step - 1),
-    )
+    one_ring(b)
     return b.build()
 
 
 STRATEGY = Strategy(
     name="zigzag",
     summary="ring over head-tail chunk pairs; balanced for causal",
-    paper="Brandon et al. idea as in Llama 3 (arXiv:2407.21783, section 3.3.2) and Megatron Core",
+    paper="head-tail chunks as in Llama 3, arXiv:2407.21783, section 3.3.2",
     plan=plan,
     accepts=frozenset({"prune"}),
 )
