@@ -12,31 +12,37 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.plan import Memory, Place
+
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations
     """Follow the storages that are made while active; use as a context manager and as a `Watch`.
 
     Args:
         cp: How many ranks.
-        inputs: Tensors that are there before, per rank; they count throughout.
+        inputs: Tensors that are there before, per place; they count throughout.
     """
 
-    def __init__(self, cp: int, inputs: Mapping[int, Iterable[torch.Tensor]]) -> None:
+    def __init__(self, cp: int, inputs: Mapping[Place, Iterable[torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = [0] * cp
-        self.peak = [0] * cp
-        self._rank = 0
+        self.live = {Place(rank, memory): 0 for memory in Memory for rank in range(cp)}
+        self.peak = dict(self.live)
+        self._place = Place(0)
         self._in_kernel = False
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        for rank, tensors in inputs.items():
+        for place, tensors in inputs.items():
             for tensor in tensors:
-                self._rank = rank
+                self._place = place
                 self._follow(tensor)
-        self.peak = list(self.live)
+        self.peak = dict(self.live)
 
-    def on_rank(self, rank: int) -> None:
-        """Charge what follows to a rank."""
-        self._rank = rank
+    def peaks(self, memory: Memory = Memory.DEVICE) -> tuple[int, ...]:
+        """Return the most that each rank held in a memory, in bytes."""
+        return tuple(peak for place, peak in self.peak.items() if place.memory is memory)
+
+    def on_place(self, place: Place) -> None:
+        """Charge what follows to a rank's memory."""
+        self._place = place
 
     def in_kernel(self) -> AbstractContextManager[object]:
         """Leave out what is made and freed inside; what remains counts at the end."""
@@ -68,18 +74,18 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has 
         return result
 
     def _mark(self) -> None:
-        self.peak[self._rank] = max(self.peak[self._rank], self.live[self._rank])
+        self.peak[self._place] = max(self.peak[self._place], self.live[self._place])
 
     def _follow(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._known:
             return
-        rank, size = self._rank, storage.nbytes()
-        self.live[rank] += size
+        place, size = self._place, storage.nbytes()
+        self.live[place] += size
 
         def gone(_: object) -> None:
             del self._known[key]
-            self.live[rank] -= size
+            self.live[place] -= size
 
         self._known[key] = weakref.ref(storage, gone)

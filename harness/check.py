@@ -6,7 +6,7 @@ the memory that was held is the ledger's; and, where asked, real processes give 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -20,7 +20,7 @@ from harness.errors import PlanError, UnsupportedError
 from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
-from harness.plan import Plan, Resident, Tensor, legs_of
+from harness.plan import Place, Plan, Resident, Tensor, legs_of
 from harness.planned import Planned, partial_results, planned
 from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
@@ -154,12 +154,12 @@ def _run(
 ) -> tuple[Run, list[int]]:
     if not account:
         return execute(program, inputs, transport), []
-    by_rank: dict[int, list[torch.Tensor]] = {}
+    by_place: dict[Place, list[torch.Tensor]] = {}
     for resident, tensor in inputs.items():
-        by_rank.setdefault(resident.place.rank, []).append(tensor)
-    with Account(program.plan.problem.cp, by_rank) as watch:
+        by_place.setdefault(resident.place, []).append(tensor)
+    with Account(program.plan.problem.cp, by_place) as watch:
         run = execute(program, inputs, transport, watch=watch)
-    return run, list(watch.peak)
+    return run, list(watch.peaks())
 
 
 def _results(plan: Plan, run: Run) -> dict[str, torch.Tensor]:
@@ -237,7 +237,7 @@ def check(
         _widen(most, _limits(plans, tolerance))
         if number == 0:
             for direction, program in _programs(plans):
-                found[direction] += _compare(program, both, direction)
+                found[direction] += _compare(program, both, direction, range(problem.cp))
                 digests[direction] = combine(rank_digests(both.runs[direction]))
     return _pair(_judge(cell, worst, most, found, digests) for cell in cells)
 
@@ -264,16 +264,25 @@ def _limits(plans: Planned, tolerance: Tolerance) -> dict[str, float]:
     }
 
 
-def _compare(program: Program, both: Both, direction: Direction) -> list[str]:
-    """Hold bytes moved and memory held against the plan."""
+def _compare(program: Program, both: Both, direction: Direction, ranks: Sequence[int]) -> list[str]:
+    """Hold bytes moved and memory held against the plan, on ranks of this process."""
     wrong = []
-    sent, received = planned_traffic(program.plan)
     traffic = both.traffic[direction]
-    if traffic.sent_bytes != sent or traffic.received_bytes != received:
-        wrong.append(f"sent {traffic.sent_bytes} bytes by rank, the plan says {sent}")
-    expected = list(ledger(program).peak_bytes)
-    if direction in both.peaks and both.peaks[direction] != expected:
-        wrong.append(f"held {both.peaks[direction]} bytes by rank, the ledger says {expected}")
+    for verb, moved, planned_bytes in zip(
+        ("sent", "received"),
+        (traffic.sent_bytes, traffic.received_bytes),
+        planned_traffic(program.plan),
+        strict=True,
+    ):
+        expected = {rank: size for rank, size in planned_bytes.items() if rank in ranks}
+        if moved != expected:
+            wrong.append(f"{verb} {moved} bytes by rank, the plan says {expected}")
+    if direction in both.peaks:
+        held = {rank: both.peaks[direction][rank] for rank in ranks}
+        peaks = ledger(program).peak_bytes
+        expected = {rank: peaks[rank] for rank in ranks}
+        if held != expected:
+            wrong.append(f"held {held} bytes by rank, the ledger says {expected}")
     return wrong
 
 
@@ -321,21 +330,47 @@ def combine(digests: Mapping[int, str]) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
-def group_digests(member: Member, config: Config, seed: int) -> dict[Direction, dict[int, str]]:
-    """Run one configuration in a team and hash this rank's results (a job for a `Team`)."""
-    del member
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """What one rank of a team saw of one direction.
+
+    Attributes:
+        digest: Hash of its results, by rank.
+        wrong: How bytes moved or memory held differ from the plan.
+    """
+
+    digest: Mapping[int, str]
+    wrong: tuple[str, ...]
+
+
+def group_run(
+    member: Member, config: Config, seed: int, *, account: bool
+) -> dict[Direction, RankRun]:
+    """Run one configuration in a team and judge this rank's part (a job for a `Team`)."""
     plans = planned(config.problem, config.strategy)
-    both = run_both(plans, make_inputs(config.problem, seed), GroupTransport)
-    return {direction: rank_digests(run) for direction, run in both.runs.items()}
+    tensors = make_inputs(config.problem, seed)
+    both = run_both(plans, tensors, GroupTransport, account=account)
+    return {
+        direction: RankRun(
+            rank_digests(both.runs[direction]),
+            tuple(_compare(program, both, direction, ranks=(member.rank,))),
+        )
+        for direction, program in _programs(plans)
+    }
 
 
-def same_bits(cell: Cell, by_rank: Iterable[Mapping[int, str]]) -> Cell:
-    """Judge a team's results against the local run's: the same bits, or failed."""
-    digests: dict[int, str] = {}
-    for each in by_rank:
-        digests |= each
+def as_group(cell: Cell, ranks: Sequence[RankRun] = ()) -> Cell:
+    """Judge a team's results against the local run's: the same bits, or failed.
+
+    Args:
+        cell: What the local run gave; a refused cell stays so.
+        ranks: What each rank saw.
+    """
     config = replace(cell.config, transport=Where.GLOO)
+    digests = {rank: digest for each in ranks for rank, digest in each.digest.items()}
+    wrong = [f"rank {rank}: {text}" for rank, each in enumerate(ranks) for text in each.wrong]
     if cell.status is Status.PASSED and combine(digests) != cell.digest:
-        reason = "gloo processes and the local transport give different bits"
-        return replace(cell, config=config, status=Status.FAILED, reason=reason)
+        wrong.append("gloo processes and the local transport give different bits")
+    if cell.status is Status.PASSED and wrong:
+        return replace(cell, config=config, status=Status.FAILED, reason="; ".join(wrong))
     return replace(cell, config=config)

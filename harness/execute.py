@@ -6,7 +6,9 @@ plan. Transfers start when their task is reached and are waited for when a task 
 they bring, so they run beside the kernels in between. Merges happen in the plan's order, never in
 order of arrival, so equal plans give equal bits on every transport.
 
-A slab is a contiguous tensor `(batch, heads, tokens, width)`; lse and delta lack the last axis.
+A slab is a contiguous tensor `(batch, heads, tokens, width)`; lse and delta lack the last axis, and
+a weight has batch and tokens 1 and per head a matrix for its width (see `linear`). A rank's host
+memory is another place: what moves there and back is copied, and crosses no transport.
 """
 
 import time
@@ -19,8 +21,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from harness import heads as head_sets
-from harness import kernels
-from harness.errors import UnsupportedError
+from harness import kernels, linear
 from harness.lower import Call, lower
 from harness.plan import (
     Collective,
@@ -29,9 +30,12 @@ from harness.plan import (
     Free,
     Leg,
     Linear,
+    LinearOp,
+    Memory,
     Merge,
     Mode,
     Piece,
+    Place,
     Resident,
     Task,
     Tensor,
@@ -43,7 +47,7 @@ from harness.plan import (
 from harness.problem import Direction, Dtype
 from harness.residency import Access, Program, Segment, Step
 from harness.runs import Cut, Range, head_runs, positions, runs
-from harness.sizes import is_accumulated, is_per_row, width
+from harness.sizes import batch_of, is_accumulated, is_per_row, width
 from harness.transport import Handle, Transport
 
 DTYPES: Mapping[Dtype, torch.dtype] = {
@@ -75,15 +79,15 @@ class Run:
 class Watch(Protocol):
     """Someone who follows the run, such as the memory account."""
 
-    def on_rank(self, rank: int) -> None:
-        """Hear that what follows is done for a rank."""
+    def on_place(self, place: Place) -> None:
+        """Hear that what follows is done for a rank, in one of its memories."""
 
     def in_kernel(self) -> AbstractContextManager[object]:
         """Bracket a kernel call: what it allocates and frees inside is scratch."""
 
 
 class _Nobody:
-    def on_rank(self, rank: int) -> None:
+    def on_place(self, place: Place) -> None:
         """Hear nothing."""
 
     def in_kernel(self) -> AbstractContextManager[object]:
@@ -199,7 +203,7 @@ class _Interpreter:
         self.created = {
             slab: index for index, step in enumerate(program.steps) for slab in step.creates
         }
-        self._starts: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
+        self._starts: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
         self._adopt(inputs)
         self.clock = _Clock(self.device)
 
@@ -220,18 +224,26 @@ class _Interpreter:
                     f"{tensor.dtype}; the plan needs {shape} {dtype}"
                 )
             self.buffers[slab.id] = tensor
-            self.device = tensor.device
+            if slab.place.memory is Memory.DEVICE:
+                self.device = tensor.device
 
     def _shape(self, piece: Piece) -> tuple[int, ...]:
-        rows = (self.problem.batch, piece.heads.bit_count(), self.plan.tokens(piece))
+        batch = batch_of(self.plan, piece.tensor)
+        rows = (batch, piece.heads.bit_count(), self.plan.tokens(piece))
         wide = width(self.plan, piece.tensor)
         return rows if is_per_row(piece.tensor) else (*rows, wide)
 
     def _dtype(self, tensor: Tensor) -> torch.dtype:
         return self.acc if is_accumulated(tensor) else self.dtype
 
-    def _empty(self, piece: Piece) -> torch.Tensor:
-        return torch.empty(self._shape(piece), dtype=self._dtype(piece.tensor), device=self.device)
+    def _empty(self, piece: Piece, memory: Memory = Memory.DEVICE) -> torch.Tensor:
+        host = memory is Memory.HOST
+        return torch.empty(
+            self._shape(piece),
+            dtype=self._dtype(piece.tensor),
+            device=torch.device("cpu") if host else self.device,
+            pin_memory=host and self.device.type == "cuda",
+        )
 
     def _neutral(self, piece: Piece) -> torch.Tensor:
         fill = -torch.inf if piece.tensor in (Tensor.LSE, Tensor.LSE_PART) else 0.0
@@ -275,7 +287,7 @@ class _Interpreter:
             case Collective():
                 self._legs(index, task.legs, step, tag)
             case _:
-                self.watch.on_rank(task.place.rank)
+                self.watch.on_place(task.place)
                 begin = self.clock.mark() if self.timed else 0.0
                 match task:
                     case Tile():
@@ -287,7 +299,7 @@ class _Interpreter:
                     case Delta():
                         self._delta(step)
                     case Linear():
-                        raise UnsupportedError("the executor runs attention scope, not layers")
+                        self._linear(task, step)
                     case Free():
                         pass
                 if self.timed:
@@ -322,14 +334,13 @@ class _Interpreter:
 
     def _rows(self, piece: Piece, chunks: Sequence[int]) -> Range:
         """Rows of consecutive chunks in a tensor shaped as a piece."""
-        key = (piece.tensor.on_kv, piece.chunks)
+        key = (piece.tensor, piece.chunks)
         if key not in self._starts:
             lengths = [len(chunk) for chunk in self.plan.chunks(piece)]
             rows = accumulate(lengths, initial=0)
             self._starts[key] = dict(zip(piece.chunks, rows, strict=False))
         first = self._starts[key][chunks[0]]
-        table = self.plan.kv_chunks if piece.tensor.on_kv else self.plan.q_chunks
-        return first, first + sum(len(table[chunk]) for chunk in chunks)
+        return first, first + self.plan.tokens(piece._replace(chunks=tuple(chunks)))
 
     def _view(self, segment: Segment) -> torch.Tensor:
         """The part of a slab's tensor that a segment names: a view where heads are a range."""
@@ -344,7 +355,7 @@ class _Interpreter:
         """A piece as one tensor: a view of one slab, or a copy that joins several."""
         if len(access.segments) == 1:
             return self._view(access.segments[0])
-        joined = self._empty(access.piece)
+        joined = self._empty(access.piece, access.place.memory)
         for target, segment in self._targets(access, joined):
             target.copy_(self._view(segment))
         return joined
@@ -371,17 +382,17 @@ class _Interpreter:
         creates = {
             (access.place, access.piece.tensor, access.piece.version): access for access in accesses
         }
-        for rank in {leg.src.rank for leg in legs if leg.src != leg.dst}:
+        for rank in {leg.src.rank for leg in legs if leg.src.rank != leg.dst.rank}:
             self._unpack(rank)
         number = tag
         with self.transport.batch():
             for leg, pieces in zip(legs, reads, strict=True):
                 for access in pieces:
-                    if leg.src != leg.dst and leg.src.rank in self.local:
-                        self.watch.on_rank(leg.src.rank)
+                    if leg.src.rank != leg.dst.rank and leg.src.rank in self.local:
+                        self.watch.on_place(leg.src)
                         self._send(leg, access, number)
                     if leg.dst.rank in self.local:
-                        self.watch.on_rank(leg.dst.rank)
+                        self.watch.on_place(leg.dst)
                         key = (leg.dst, access.piece.tensor, leg.version)
                         self._arrive(leg, access, creates[key], number)
                     number += 1
@@ -409,11 +420,12 @@ class _Interpreter:
     def _arrive(self, leg: Leg, access: Access, create: Access, tag: int) -> None:
         slab = self.program.slabs[create.segments[0].slab]
         if slab.id not in self.buffers:
-            self.buffers[slab.id] = self._empty(slab.piece)
+            self.buffers[slab.id] = self._empty(slab.piece, slab.place.memory)
         piece = access.piece
         whole = self.buffers[slab.id]
         targets = list(self._landing(slab.piece, piece, whole))
-        if leg.src == leg.dst:
+        if leg.src.rank == leg.dst.rank:
+            self.watch.on_place(leg.src)
             _scatter(self._read(access), targets)
             return
         direct = len(targets) == 1 and targets[0][0].is_contiguous()
@@ -554,6 +566,40 @@ class _Interpreter:
             )
             parts.append((slab.id, None if cut == everything else cut, inner))
         return parts
+
+    # Products -------------------------------------------------------------------------------
+
+    def _linear(self, task: Linear, step: Step) -> None:
+        left, right = (self._read(access) for access in step.accesses[:2])
+        write = step.accesses[2]
+        turned = task.reads if task.op is not LinearOp.PROJECT else task.writes
+        values = next(p for p in turned if not (p.tensor.is_headless or p.tensor.is_weight))
+        with self.watch.in_kernel():
+            angles = self._angles(values) if task.rotary else None
+            match task.op:
+                case LinearOp.PROJECT:
+                    made = linear.project(left, right, angles)
+                case LinearOp.INPUT_GRAD if write.piece.tensor is Tensor.DOUT:
+                    made = linear.from_model(left, right)
+                case LinearOp.OUTPUT | LinearOp.INPUT_GRAD:
+                    made = linear.to_model(left, right, angles)
+                case LinearOp.WEIGHT_GRAD:
+                    x_first = task.reads[0].tensor is Tensor.X
+                    rows, heads = (left, right) if x_first else (right, left)
+                    made = linear.weight_gradient(heads, rows, angles)
+            del angles
+        if write.mode is Mode.CREATE:
+            self.buffers[write.segments[0].slab] = made
+            return
+        piece = write.piece
+        whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
+        self._accumulate(write, whole, made, set(step.creates))
+
+    def _angles(self, piece: Piece) -> torch.Tensor:
+        """Rotary angles of the tokens of a piece, from their positions in the whole sequence."""
+        base, head_dim = self.problem.rotary, self.problem.head_dim
+        assert base is not None  # the verifier asks rotary tasks to follow the problem
+        return linear.angles_of(self.plan.chunks(piece), base, head_dim, self.device)
 
     # Folding and finishing ------------------------------------------------------------------
 

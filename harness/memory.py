@@ -12,9 +12,11 @@ each checked run and must agree to the byte. What they count:
   its rank next sends;
 - landings: what arrives for the middle of a larger slab waits in a buffer until the slab is
   touched;
-- kernel results: out and lse, or dq, dk and dv, until they are in their accumulators.
+- kernel results: out and lse, dq, dk and dv, or what a product adds, until they are in their
+  accumulators.
 
-What a kernel allocates and frees inside is its own and not counted.
+What a kernel allocates and frees inside is its own and not counted. A rank's host memory is counted
+apart from its device.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +31,10 @@ from harness.plan import (
     Delta,
     Finish,
     Leg,
+    Linear,
+    Memory,
     Merge,
+    Mode,
     Piece,
     Place,
     Tensor,
@@ -40,7 +45,7 @@ from harness.plan import (
 from harness.problem import Direction
 from harness.residency import Access, Program, Segment, Step
 from harness.runs import Cut, Range, head_runs, positions, runs
-from harness.sizes import element_bytes, piece_bytes, width
+from harness.sizes import batch_of, element_bytes, piece_bytes, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,14 @@ class Ledger:
     """Bytes per rank.
 
     Attributes:
-        inputs_bytes: What the caller holds.
-        peak_bytes: The most that is held at any time, inputs included.
+        inputs_bytes: What the caller holds on the device.
+        peak_bytes: The most that is held there at any time, inputs included.
+        host_peak_bytes: As `peak_bytes`, in the rank's host memory.
     """
 
     inputs_bytes: tuple[int, ...]
     peak_bytes: tuple[int, ...]
+    host_peak_bytes: tuple[int, ...]
 
 
 def ledger(program: Program) -> Ledger:
@@ -62,11 +69,19 @@ def ledger(program: Program) -> Ledger:
 
 
 class _Result(NamedTuple):
-    """What a kernel call returns: where it belongs, its bytes, and whether it is laid out so."""
+    """What a kernel call returns, to be added to an accumulator.
+
+    Attributes:
+        cut: Where it belongs.
+        size: Its bytes.
+        exact: Whether it is laid out as a slab.
+        wide: Whether it has the precision of its accumulator.
+    """
 
     cut: Cut
     size: int
     exact: bool
+    wide: bool
 
 
 class _Ledger:
@@ -77,19 +92,20 @@ class _Ledger:
         self.plan = program.plan
         self.problem = program.plan.problem
         cp = self.problem.cp
-        self.live = [0] * cp
-        self.peak = [0] * cp
-        self.inputs = [0] * cp
-        self.packs = [0] * cp
+        places = [Place(rank, memory) for memory in Memory for rank in range(cp)]
+        self.live = dict.fromkeys(places, 0)
+        self.peak = dict.fromkeys(places, 0)
+        self.inputs = dict.fromkeys(places, 0)
+        self.packs: dict[int, list[tuple[Place, int]]] = {}
         self.size: dict[int, int] = {}
         self.storage: dict[int, int] = {}
         self.holders: dict[int, int] = {}
         self.landings: dict[int, int] = {}
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
-        self._rows: dict[tuple[bool, tuple[int, ...]], dict[int, int]] = {}
+        self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
         for slab in program.slabs[: program.initial]:
-            self.inputs[slab.place.rank] += self._piece_bytes(slab.piece)
+            self.inputs[slab.place] += self._piece_bytes(slab.piece)
             self.made.add(slab.id)
 
     def run(self) -> Ledger:
@@ -100,19 +116,25 @@ class _Ledger:
                 case Tile():
                     self._tile(task, step)
                 case Merge():
-                    self._merge(task.place.rank, step)
+                    self._merge(task.place, step)
                 case Finish():
                     self._finish(task, step)
                 case Delta():
-                    self._delta(task.place.rank, step)
+                    self._delta(task.place, step)
+                case Linear():
+                    self._linear(task, step)
                 case _:
                     pass
             for slab in step.frees:
                 self._free(slab)
         for resident in (*self.plan.outputs, *self.plan.saved):
-            self._joined(resident.place.rank, resident.piece, self.program.final[resident])
-        peaks = tuple(i + p for i, p in zip(self.inputs, self.peak, strict=True))
-        return Ledger(tuple(self.inputs), peaks)
+            self._joined(resident.place, resident.piece, self.program.final[resident])
+        ranks = range(self.problem.cp)
+        device, host = (
+            tuple(self.inputs[place] + self.peak[place] for place in places)
+            for places in ([Place(rank, memory) for rank in ranks] for memory in Memory)
+        )
+        return Ledger(tuple(self.inputs[Place(rank)] for rank in ranks), device, host)
 
     def _piece_bytes(self, piece: Piece) -> int:
         found = self._bytes.get(piece)
@@ -122,13 +144,13 @@ class _Ledger:
 
     # Bytes that come and go -----------------------------------------------------------------
 
-    def _take(self, rank: int, size: int) -> int:
-        self.live[rank] += size
-        self.peak[rank] = max(self.peak[rank], self.live[rank])
+    def _take(self, place: Place, size: int) -> int:
+        self.live[place] += size
+        self.peak[place] = max(self.peak[place], self.live[place])
         return size
 
-    def _give(self, rank: int, size: int) -> None:
-        self.live[rank] -= size
+    def _give(self, place: Place, size: int) -> None:
+        self.live[place] -= size
 
     def _make(self, slab: int, shared: int | None = None) -> None:
         """Give a slab a storage of its own, or that of another slab."""
@@ -136,7 +158,7 @@ class _Ledger:
         if shared is None:
             place, piece = self.program.slabs[slab].place, self.program.slabs[slab].piece
             self.storage[slab] = slab
-            self.size[slab] = self._take(place.rank, self._piece_bytes(piece))
+            self.size[slab] = self._take(place, self._piece_bytes(piece))
             self.holders[slab] = 1
         elif shared in self.storage:
             self.storage[slab] = self.storage[shared]
@@ -151,29 +173,29 @@ class _Ledger:
             return
         self.holders[storage] -= 1
         if self.holders[storage] == 0:
-            self._give(self.program.slabs[slab].place.rank, self.size.pop(storage))
+            self._give(self.program.slabs[slab].place, self.size.pop(storage))
 
     def _touch(self, slab: int) -> None:
         """Move what has landed for a slab into it."""
         if slab in self.landings:
-            self._give(self.program.slabs[slab].place.rank, self.landings.pop(slab))
+            self._give(self.program.slabs[slab].place, self.landings.pop(slab))
 
-    def _joined(self, rank: int, piece: Piece, segments: Sequence[Segment]) -> int:
+    def _joined(self, place: Place, piece: Piece, segments: Sequence[Segment]) -> int:
         """Read a piece: bytes of the copy that joins several slabs, else 0."""
-        size = 0 if len(segments) == 1 else self._take(rank, self._piece_bytes(piece))
+        size = 0 if len(segments) == 1 else self._take(place, self._piece_bytes(piece))
         for segment in segments:
             self._touch(segment.slab)
         return size
 
     def _read(self, access: Access) -> int:
-        return self._joined(access.place.rank, access.piece, access.segments)
+        return self._joined(access.place, access.piece, access.segments)
 
     # Moving ---------------------------------------------------------------------------------
 
     def _legs(self, legs: Sequence[Leg], step: Step) -> None:
-        for rank in {leg.src.rank for leg in legs if leg.src != leg.dst}:
-            self._give(rank, self.packs[rank])
-            self.packs[rank] = 0
+        for rank in {leg.src.rank for leg in legs if leg.src.rank != leg.dst.rank}:
+            for place, size in self.packs.pop(rank, ()):
+                self._give(place, size)
         accesses = iter(step.accesses)
         reads = [[next(accesses) for _ in leg.pieces] for leg in legs]
         creates = {(a.place, a.piece.tensor, a.piece.version): a for a in accesses}
@@ -184,18 +206,18 @@ class _Ledger:
     def _leg(
         self, leg: Leg, access: Access, creates: Mapping[tuple[Place, Tensor, int], Access]
     ) -> None:
-        src, dst, piece = leg.src.rank, leg.dst.rank, access.piece
+        src, dst, piece = leg.src, leg.dst, access.piece
         size = self._piece_bytes(piece)
-        if leg.src != leg.dst:
+        if src.rank != dst.rank:
             copied = self._read(access)
             if not copied and not self._contiguous(access.segments[0]):
                 copied = self._take(src, size)
-            self.packs[src] += copied
+            self.packs.setdefault(src.rank, []).append((src, copied))
         slab = creates[leg.dst, piece.tensor, leg.version].segments[0].slab
         if slab not in self.made:
             self._make(slab)
-        if leg.src == leg.dst:
-            self._give(dst, self._read(access))
+        if src.rank == dst.rank:
+            self._give(src, self._read(access))
             return
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
@@ -217,7 +239,12 @@ class _Ledger:
         """Whether a part of a contiguous slab is contiguous itself."""
         tokens = self.plan.tokens(whole)
         part = self.plan.tokens(whole._replace(chunks=tuple(chunks)))
-        sizes = (self.problem.batch, heads[1] - heads[0], part, width(self.plan, whole.tensor))
+        sizes = (
+            batch_of(self.plan, whole.tensor),
+            heads[1] - heads[0],
+            part,
+            width(self.plan, whole.tensor),
+        )
         wide = sizes[3]
         strides = (whole.heads.bit_count() * tokens * wide, tokens * wide, wide, 1)
         expected = 1
@@ -232,7 +259,7 @@ class _Ledger:
     # Attention ------------------------------------------------------------------------------
 
     def _tile(self, tile: Tile, step: Step) -> None:
-        rank, problem = tile.place.rank, self.problem
+        place, problem = tile.place, self.problem
         joined = sum(self._read(access) for access in step.accesses[: len(tile.reads)])
         writes = step.accesses[len(tile.reads) :]
         fresh = set(step.creates)
@@ -248,29 +275,37 @@ class _Ledger:
                         self._backward(col, problem.head_dim),
                         self._backward(col, problem.head_dim_v),
                     ]
-                self._take(rank, sum(result.size for result in results))
-                self._add_all(rank, writes, results, fresh)
-        self._give(rank, joined)
+                self._take(place, sum(result.size for result in results))
+                self._add_all(place, writes, results, fresh)
+        self._give(place, joined)
 
     def _forward(self, cut: Cut, wide: int) -> _Result:
-        return _Result(cut, self._elements(cut, wide) * self.problem.dtype.bytes, exact=True)
+        size = self._elements(cut, wide) * self.problem.dtype.bytes
+        return _Result(cut, size, exact=True, wide=self._is_wide)
 
     def _lse(self, cut: Cut) -> _Result:
-        return _Result(cut, self._elements(cut, 1) * self.problem.dtype.accumulator_bytes, True)
+        size = self._elements(cut, 1) * self.problem.dtype.accumulator_bytes
+        return _Result(cut, size, exact=True, wide=True)
 
     def _backward(self, cut: Cut, wide: int) -> _Result:
         # A kernel leaves its gradients token by token, all heads of a token side by side; as slabs
         # go head by head, only one head or one token needs no copy.
         (first, last), (low, high) = cut
         exact = last - first == 1 or high - low == 1
-        return _Result(cut, self._elements(cut, wide) * self.problem.dtype.bytes, exact)
+        size = self._elements(cut, wide) * self.problem.dtype.bytes
+        return _Result(cut, size, exact=exact, wide=self._is_wide)
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether values have the precision of accumulators."""
+        return self.problem.dtype.bytes == self.problem.dtype.accumulator_bytes
 
     def _elements(self, cut: Cut, wide: int) -> int:
         (first, last), (low, high) = cut
         return self.problem.batch * (high - low) * (last - first) * wide
 
     def _add_all(
-        self, rank: int, writes: Sequence[Access], results: Sequence[_Result], fresh: set[int]
+        self, place: Place, writes: Sequence[Access], results: Sequence[_Result], fresh: set[int]
     ) -> None:
         """Put a kernel's results into accumulators; they go when all are in."""
         held = 0
@@ -280,7 +315,7 @@ class _Ledger:
                 if slab in fresh and everything:
                     fresh.discard(slab)
                     # A result that fills the slab in its own precision becomes the slab.
-                    if result.exact and fills and self._same_precision(write.piece.tensor):
+                    if result.exact and fills and result.wide:
                         adopted = True
                         self._adopt(slab, result.size)
                     else:
@@ -291,19 +326,13 @@ class _Ledger:
                     self._make(slab)
                 self._touch(slab)
             held += 0 if adopted else result.size
-        self._give(rank, held)
+        self._give(place, held)
 
     def _adopt(self, slab: int, size: int) -> None:
         self.made.add(slab)
         self.storage[slab] = slab
         self.size[slab] = size
         self.holders[slab] = 1
-
-    def _same_precision(self, tensor: Tensor) -> bool:
-        """Whether a kernel's result already has the precision of its accumulator."""
-        if tensor is Tensor.LSE_PART:
-            return True
-        return element_bytes(self.plan, tensor) == self.problem.dtype.bytes
 
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
         """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
@@ -325,7 +354,7 @@ class _Ledger:
             yield segment.slab, everything, ((first, last), (h0, h1)) == cut
 
     def _starts(self, piece: Piece) -> dict[int, int]:
-        key = (piece.tensor.on_kv, piece.chunks)
+        key = (piece.tensor, piece.chunks)
         starts = self._rows.get(key)
         if starts is None:
             lengths = [len(tokens) for tokens in self.plan.chunks(piece)]
@@ -335,7 +364,7 @@ class _Ledger:
 
     # Folding and finishing ------------------------------------------------------------------
 
-    def _merge(self, rank: int, step: Step) -> None:
+    def _merge(self, place: Place, step: Step) -> None:
         half = len(step.accesses) // 2
         fresh = set(step.creates)
         pairs = list(zip(step.accesses[:half], step.accesses[half:], strict=True))
@@ -345,7 +374,7 @@ class _Ledger:
             joined = [self._read(source) for source, _ in both]
             for (source, target), copy in zip(both, joined, strict=True):
                 self._fold(source, target, copy, fresh)
-            self._give(rank, sum(joined))
+            self._give(place, sum(joined))
             at += len(both)
 
     def _fold(self, source: Access, target: Access, copy: int, fresh: set[int]) -> None:
@@ -382,7 +411,20 @@ class _Ledger:
             )
             self._make(slab, shared=part.segments[0].slab if same else None)
 
-    def _delta(self, rank: int, step: Step) -> None:
+    def _delta(self, place: Place, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])
         self._make(step.accesses[2].segments[0].slab)
-        self._give(rank, joined)
+        self._give(place, joined)
+
+    def _linear(self, task: Linear, step: Step) -> None:
+        joined = sum(self._read(access) for access in step.accesses[:2])
+        write = step.accesses[2]
+        if write.mode is Mode.CREATE:
+            self._make(write.segments[0].slab)
+        else:
+            piece = write.piece
+            whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
+            size = self._take(task.place, self._piece_bytes(piece))
+            added = _Result(whole, size, exact=True, wide=True)
+            self._add_all(task.place, [write], [added], set(step.creates))
+        self._give(task.place, joined)

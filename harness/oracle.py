@@ -129,6 +129,66 @@ def _dense(
     return result
 
 
+def layer(
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    allowed: Tensor,
+    scale: float,
+    dy: Tensor,
+    *,
+    rotary: float | None,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor]:
+    """Run a dense attention layer and its backward, each step rounded to a dtype.
+
+    q, k, v = x Wq^T, x Wk^T, x Wv^T by heads; q and k turned by their positions; y = out Wo.
+
+    Args:
+        x: `(B, S, M)`.
+        weights: "w_q" and "w_o" `(H, D, M)` and `(H, E, M)`; "w_k" and "w_v" with G heads.
+        allowed: Bool `(S, S)`.
+        scale: Factor of the scores.
+        dy: Gradient of y, `(B, S, M)`.
+        rotary: Base of the rotary angles; None = not turned.
+        dtype: Float64 for the reference, the inputs' for the naive twin.
+
+    Returns:
+        "y" and "dx" `(B, S, M)`, "dw_q", "dw_k", "dw_v", "dw_o" shaped as the weights; and of the
+        attention inside "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv" by heads, q, k and
+        their gradients as turned.
+    """
+    x, dy = x.to(dtype), dy.to(dtype)
+    w = {name: weight.to(dtype) for name, weight in weights.items()}
+    r = {name: torch.einsum("bsm,hdm->bhsd", x, w[f"w_{name}"]) for name in ("q", "k", "v")}
+    for name in ("q", "k"):
+        r[name] = _turned(r[name], rotary)
+    r["dout"] = torch.einsum("bsm,hdm->bhsd", dy, w["w_o"])
+    r |= _dense(r["q"], r["k"], r["v"], allowed, scale, r["dout"], dtype)
+    r["y"] = torch.einsum("bhsd,hdm->bsm", r["out"], w["w_o"])
+    r["dw_o"] = torch.einsum("bhsd,bsm->hdm", r["out"], dy)
+    r["dx"] = torch.zeros_like(x)
+    for name in ("q", "k", "v"):
+        grad = r[f"d{name}"]
+        if name != "v":
+            grad = _turned(grad, rotary, back=True)
+        r["dx"] = r["dx"] + torch.einsum("bhsd,hdm->bsm", grad, w[f"w_{name}"])
+        r[f"dw_{name}"] = torch.einsum("bhsd,bsm->hdm", grad, x)
+    return r
+
+
+def _turned(x: Tensor, base: float | None, *, back: bool = False) -> Tensor:
+    """Turn pairs (x0, x1), (x2, x3), ... as complex numbers by position * base ** (-2 i / D)."""
+    if base is None:
+        return x
+    seqlen, width = x.shape[2:]
+    powers = torch.arange(width // 2, dtype=torch.float64) * (-2 / width)
+    frequencies = torch.full_like(powers, base) ** powers
+    angles = torch.arange(seqlen, dtype=torch.float64)[:, None] * frequencies
+    turns = torch.polar(torch.ones_like(angles), -angles if back else angles)
+    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, dout: Tensor | None) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:

@@ -113,8 +113,9 @@ def _prove(plan: Plan, owners: Owners | None) -> Program:
     for index, task in enumerate(plan.tasks):
         _order(index, task)
         _fit(plan, index, task)
-        if isinstance(task, Linear) and _ROTATED.intersection(p.tensor for p in _both(task)):
-            if task.rotary is not rotary:
+        if isinstance(task, Linear):
+            turns = not _ROTATED.isdisjoint(piece.tensor for piece in _both(task))
+            if turns and task.rotary is not rotary:
                 raise _misfit(index, task, "every q and k is rotated if the problem says so")
         if isinstance(task, Tile):
             coverage.unmasked(index, task)

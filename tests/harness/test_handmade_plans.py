@@ -290,7 +290,7 @@ def test_flops_of_products() -> None:
 
 def test_a_problem_without_a_model_width_has_no_layer() -> None:
     plan = upipe.forward()
-    narrow = replace(plan, problem=replace(plan.problem, hidden=None))
+    narrow = replace(plan, problem=replace(plan.problem, hidden=None, rotary=None))
     with pytest.raises(ValueError, match="hidden"):
         piece_bytes(narrow, Piece(Tensor.X, (0,), NO_HEADS))
     with pytest.raises(ValueError, match="hidden"):
