@@ -18,7 +18,7 @@ from harness import heads as head_sets
 from harness.check import RESULTS, allowed_mask, planned_traffic, start
 from harness.config import Config, Where
 from harness.errors import UnsupportedError
-from harness.execute import execute
+from harness.execute import Span, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
 from harness.plan import Plan, Resident, Tensor
@@ -49,6 +49,7 @@ class RankSample:
         sent_bytes: Bytes that it sent, counted at the transport.
         plan_hash: Hash of the plan that it ran.
         results: Its outputs.
+        spans: What it did in the traced run, by the machine's monotonic clock.
     """
 
     samples_s: tuple[float, ...]
@@ -56,6 +57,7 @@ class RankSample:
     sent_bytes: int
     plan_hash: str
     results: Mapping[Resident, torch.Tensor]
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> Ra
         if resident in program.plan.outputs
     }
     sent = transport.traffic.sent_bytes.get(member.rank, 0)
-    return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs)
+    return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs, tuple(traced.spans))
 
 
 def _settle(device: torch.device) -> None:

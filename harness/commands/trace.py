@@ -1,4 +1,9 @@
-"""`trace`: one simulated run, drawn as a Gantt chart and written for Perfetto or Chrome."""
+"""`trace`: one run, drawn as a Gantt chart and written for Perfetto or Chrome.
+
+Simulated on a cluster, or with `--measured` run on this machine in real processes: there the
+streams are compute, transfer (the time to issue one) and wait (blocked until one has arrived), by a
+clock that all processes share.
+"""
 
 import argparse
 import json
@@ -10,12 +15,15 @@ from pathlib import Path
 from harness.bounds import Bounds, bounds, problem_bound_s
 from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
 from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.config import Config, Where
 from harness.memory import ledger
-from harness.problem import Direction
+from harness.pool import Team
+from harness.problem import Direction, Problem
 from harness.simulate import simulate
 from harness.strategy import Context
 from harness.streams import Dispatch
 from harness.trace import Trace, gantt, to_chrome
+from harness.traced import traced
 from harness.verify import verify
 from strategies import strategy
 
@@ -26,13 +34,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "trace",
-        help="simulate one run and show its timeline",
+        help="simulate or measure one run and show its timeline",
         description=__doc__,
         epilog=example(
             [
                 "trace --strategy zigzag --pattern causal --cp 8",
                 "trace --strategy usp:8x2 --cp 16 --direction backward -o usp.json",
                 "trace --strategy ring --seqlen 4k --runtime eager --json",
+                "trace --measured --strategy ring --cp 2 --seqlen 2k --heads-q 4 -o ring.json",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -58,6 +67,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=Dispatch.IN_ORDER.value,
         help="streams first in, first out, or whatever is ready",
     )
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--measured", action="store_true", help="run it here, in cp processes; give a small problem"
+    )
+    group.add_argument(
+        "--timeout", type=count, default=120, metavar="S", help="seconds that the run may take"
+    )
     group = parser.add_argument_group("output")
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write Chrome trace JSON")
     group.add_argument("--ranks", type=count, default=8, help="how many ranks to draw")
@@ -66,8 +82,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one plan."""
+    """Simulate or run one plan."""
     problem, direction = problem_of(args), Direction(args.direction)
+    if args.measured:
+        return _measured(args, problem, direction)
     machine, runtime = cluster(args.cluster), Runtime(args.runtime)
     machine.require(problem.cp)
     context = Context(gpus_per_node=machine.gpus_per_node)
@@ -95,6 +113,50 @@ def run(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns
         sys.stdout.write(gantt(trace, width, args.ranks) + "\n")
         sys.stdout.write(_figures(trace, limits, any_plan_s) + "\n")
+    return 0
+
+
+def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) -> int:
+    """Run one plan in processes of this machine."""
+    config = Config(
+        strategy=strategy(args.strategy).text,
+        pattern=problem.pattern.text,
+        cp=problem.cp,
+        seqlen_q=problem.seqlen_q,
+        seqlen_kv=problem.seqlen_kv,
+        heads_q=problem.heads_q,
+        heads_kv=problem.heads_kv,
+        head_dim=problem.head_dim,
+        batch=problem.batch,
+        dtype=problem.dtype,
+        direction=direction,
+        transport=Where.GLOO,
+    )
+    if problem.head_dim_v != problem.head_dim:
+        raise ValueError(f"--head-dim-v ({problem.head_dim_v}) must be --head-dim with --measured")
+    with Team(config.cp) as team:
+        found = traced(config, team, args.timeout)
+    if args.output is not None:
+        _write(args.output, to_chrome(found.trace))
+    if args.json:
+        body = {
+            **found.trace.summary(),
+            "bytes_sent_per_rank": found.bytes_sent_per_rank,
+            "exposed_comm_s": found.exposed_comm_s,
+        }
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+    else:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(gantt(found.trace, width, args.ranks) + "\n")
+        peak = max(found.trace.peak_memory_bytes or (0,))
+        sent = sum(found.trace.link_bytes.values())
+        for name, value in (
+            ("makespan", f"{found.trace.makespan_s * 1e3:.3f} ms"),
+            ("waits", f"{found.exposed_comm_s * 1e3:.3f} ms at most"),
+            ("bytes sent", f"{sent / _MIB:,.1f} MiB by all ranks"),
+            ("peak memory", f"{peak / _MIB:,.0f} MiB on the fullest rank, by the ledger"),
+        ):
+            sys.stdout.write(f"{name:<18} {value}\n")
     return 0
 
 
