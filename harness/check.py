@@ -14,13 +14,14 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from harness import layer_check
 from harness.account import Account
 from harness.config import Config, Where
 from harness.errors import PlanError, UnsupportedError
 from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
-from harness.plan import Place, Plan, Resident, Tensor, legs_of
+from harness.plan import Memory, Place, Plan, Resident, Tensor, legs_of
 from harness.planned import Planned, partial_results, planned
 from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
@@ -38,6 +39,19 @@ RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
     Direction.FORWARD: (("out", Tensor.OUT), ("lse", Tensor.LSE)),
     Direction.BACKWARD: (("dq", Tensor.DQ), ("dk", Tensor.DK), ("dv", Tensor.DV)),
 }
+
+
+def results_of(problem: Problem, direction: Direction) -> tuple[tuple[str, Tensor], ...]:
+    """Names of what a direction is judged on."""
+    return (RESULTS if problem.hidden is None else layer_check.RESULTS)[direction]
+
+
+def inputs_of(
+    problem: Problem, seed: int, device: torch.device | None = None
+) -> dict[Tensor, torch.Tensor]:
+    """Global inputs of attention or of a layer."""
+    make = make_inputs if problem.hidden is None else layer_check.make_layer_inputs
+    return make(problem, seed, device)
 
 
 class Status(StrEnum):
@@ -88,7 +102,8 @@ class Both:
         results: Global tensors by name.
         runs: The raw runs, by direction.
         traffic: Bytes by direction.
-        peaks: Accounted peak bytes per rank, by direction; empty without an account.
+        peaks: Accounted peak bytes per rank, first of devices, then of hosts, by direction; empty
+            without an account.
     """
 
     results: dict[str, torch.Tensor]
@@ -159,13 +174,13 @@ def _run(
         by_place.setdefault(resident.place, []).append(tensor)
     with Account(program.plan.problem.cp, by_place) as watch:
         run = execute(program, inputs, transport, watch=watch)
-    return run, list(watch.peaks())
+    return run, [peak for memory in Memory for peak in watch.peaks(memory)]
 
 
 def _results(plan: Plan, run: Run) -> dict[str, torch.Tensor]:
     outputs = {resident: run.results[resident] for resident in plan.outputs}
     named = {}
-    for name, tensor in RESULTS[plan.direction]:
+    for name, tensor in results_of(plan.problem, plan.direction):
         # The log-sum-exp is saved where it was computed; it is no output of its own.
         source = run.results if tensor is Tensor.LSE else outputs
         named[name] = collect(plan, source, tensor)
@@ -179,7 +194,7 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
     for task in plan.tasks:
         for leg in legs_of(task):
             size = leg_bytes(plan, leg)
-            if size:
+            if size and leg.src.rank != leg.dst.rank:  # what stays with a rank crosses no transport
                 sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
                 received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
     return sent, received
@@ -188,9 +203,11 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
 @lru_cache(maxsize=8)
 def _reference(problem: Problem, seed: int) -> Tolerance:
     """Run the oracle; strategies and degrees of one problem share it."""
-    tensors = make_inputs(problem, seed)
-    q, k, v, dout = (tensors[t] for t in (Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT))
+    tensors = inputs_of(problem, seed)
     mask = allowed_mask(problem.pattern)
+    if problem.hidden is not None:
+        return layer_check.layer_reference(problem, tensors, mask)
+    q, k, v, dout = (tensors[t] for t in (Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT))
     return calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
 
 
@@ -228,7 +245,7 @@ def check(
     found: dict[Direction, list[str]] = {direction: [] for direction in Direction}
     digests: dict[Direction, str] = {}
     for number, seed in enumerate(judged):
-        tensors = make_inputs(problem, seed, device)
+        tensors = inputs_of(problem, seed, device)
         account = number == 0 and device is None
         both = run_both(plans, tensors, lambda: LocalTransport(problem.cp), account=account)
         results = {name: tensor.cpu() for name, tensor in both.results.items()}
@@ -260,7 +277,7 @@ def _limits(plans: Planned, tolerance: Tolerance) -> dict[str, float]:
     return {
         name: limit(name, tolerance, merges=partial_results(program) - 1)
         for direction, program in _programs(plans)
-        for name, _ in RESULTS[direction]
+        for name, _ in results_of(program.plan.problem, direction)
     }
 
 
@@ -278,11 +295,16 @@ def _compare(program: Program, both: Both, direction: Direction, ranks: Sequence
         if moved != expected:
             wrong.append(f"{verb} {moved} bytes by rank, the plan says {expected}")
     if direction in both.peaks:
-        held = {rank: both.peaks[direction][rank] for rank in ranks}
-        peaks = ledger(program).peak_bytes
-        expected = {rank: peaks[rank] for rank in ranks}
-        if held != expected:
-            wrong.append(f"held {held} bytes by rank, the ledger says {expected}")
+        found, cp, book = both.peaks[direction], program.plan.problem.cp, ledger(program)
+        for memory, at, peaks in (
+            (Memory.DEVICE, 0, book.peak_bytes),
+            (Memory.HOST, cp, book.host_peak_bytes),
+        ):
+            held = {rank: found[at + rank] for rank in ranks}
+            expected = {rank: peaks[rank] for rank in ranks}
+            if held != expected:
+                text = f"held {held} bytes of {memory.value} by rank, the ledger says {expected}"
+                wrong.append(text)
     return wrong
 
 
@@ -293,10 +315,11 @@ def _judge(
     found: Mapping[Direction, list[str]],
     digests: Mapping[Direction, str],
 ) -> Cell:
-    names = [name for name, _ in RESULTS[Direction.FORWARD]]
+    problem = config.problem
+    own = [name for name, _ in results_of(problem, config.direction)]
+    names = own
     if config.direction is Direction.BACKWARD:
-        names += [name for name, _ in RESULTS[Direction.BACKWARD]]
-    own = [name for name, _ in RESULTS[config.direction]]
+        names = [name for name, _ in results_of(problem, Direction.FORWARD)] + own
     wrong = [
         f"{name} is off by {worst[name]:.2e}, at most {most[name]:.2e} is right"
         for name in own
@@ -348,7 +371,7 @@ def group_run(
 ) -> dict[Direction, RankRun]:
     """Run one configuration in a team and judge this rank's part (a job for a `Team`)."""
     plans = planned(config.problem, config.strategy)
-    tensors = make_inputs(config.problem, seed)
+    tensors = inputs_of(config.problem, seed)
     both = run_both(plans, tensors, GroupTransport, account=account)
     return {
         direction: RankRun(

@@ -29,7 +29,8 @@ class Scope(StrEnum):
 class Config:
     """Names of one cell; the fields are those of `Problem`, spelled as a user would type them.
 
-    `cluster` is what a simulated cell runs on; other cells run on this machine.
+    `cluster` is what a simulated cell runs on; other cells run on this machine. `hidden` and
+    `rotary` are those of a layer: at layer scope `hidden` is heads_q x head_dim unless it is given.
     """
 
     strategy: str
@@ -46,6 +47,8 @@ class Config:
     transport: Where = Where.LOCAL
     scope: Scope = Scope.ATTENTION
     cluster: str | None = None
+    hidden: int | None = None
+    rotary: float | None = None
 
     @property
     def problem(self) -> Problem:
@@ -54,6 +57,9 @@ class Config:
         Raises:
             ValueError: The values contradict one another.
         """
+        layer = self.scope is Scope.LAYER
+        if not layer and (self.hidden or self.rotary):
+            raise ValueError("hidden and rotary are of a layer; choose scope layer")
         cross = self.seqlen_q != self.seqlen_kv
         return Problem(
             pattern=make_pattern(self.pattern, self.seqlen_q, self.seqlen_kv, cross=cross),
@@ -63,6 +69,8 @@ class Config:
             batch=self.batch,
             dtype=self.dtype,
             cp=self.cp,
+            hidden=(self.hidden or self.heads_q * self.head_dim) if layer else None,
+            rotary=self.rotary,
         )
 
     @property

@@ -572,10 +572,8 @@ class _Interpreter:
     def _linear(self, task: Linear, step: Step) -> None:
         left, right = (self._read(access) for access in step.accesses[:2])
         write = step.accesses[2]
-        turned = task.reads if task.op is not LinearOp.PROJECT else task.writes
-        values = next(p for p in turned if not (p.tensor.is_headless or p.tensor.is_weight))
         with self.watch.in_kernel():
-            angles = self._angles(values) if task.rotary else None
+            angles = self._angles(task) if task.rotary else None
             match task.op:
                 case LinearOp.PROJECT:
                     made = linear.project(left, right, angles)
@@ -595,11 +593,12 @@ class _Interpreter:
         whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
         self._accumulate(write, whole, made, set(step.creates))
 
-    def _angles(self, piece: Piece) -> torch.Tensor:
-        """Rotary angles of the tokens of a piece, from their positions in the whole sequence."""
+    def _angles(self, task: Linear) -> torch.Tensor:
+        """Rotary angles of a product's tokens, from their positions in the whole sequence."""
         base, head_dim = self.problem.rotary, self.problem.head_dim
         assert base is not None  # the verifier asks rotary tasks to follow the problem
-        return linear.angles_of(self.plan.chunks(piece), base, head_dim, self.device)
+        rows = next(piece for piece in task.reads if not piece.tensor.is_weight)
+        return linear.angles_of(self.plan.chunks(rows), base, head_dim, self.device)
 
     # Folding and finishing ------------------------------------------------------------------
 

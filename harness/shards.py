@@ -10,6 +10,7 @@ import torch
 from harness import heads as head_sets
 from harness.plan import Piece, Plan, Resident, Tensor
 from harness.sharding import Sharding
+from harness.sizes import batch_of
 
 
 def shard(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.Tensor:
@@ -62,12 +63,11 @@ def take(plan: Plan, tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     return _tokens(tensor[:, heads], plan.chunks(piece))
 
 
-def collect(
-    plan: Plan, results: Mapping[Resident, torch.Tensor], tensor: Tensor
-) -> torch.Tensor:
+def collect(plan: Plan, results: Mapping[Resident, torch.Tensor], tensor: Tensor) -> torch.Tensor:
     """Put all pieces of one tensor together into a global tensor.
 
-    Pieces that lie in several places must be equal; the last one counts.
+    Pieces that lie in several places must be equal; the last one counts. Partial results of several
+    places are added.
 
     Raises:
         ValueError: There is no such piece.
@@ -76,15 +76,20 @@ def collect(
     if not found:
         raise ValueError(f"collect: no result holds {tensor.value}")
     problem = plan.problem
-    heads = problem.heads_kv if tensor.on_kv else problem.heads_q
+    heads = problem.heads_kv if tensor.on_kv else 1 if tensor.is_headless else problem.heads_q
     tokens = problem.seqlen_kv if tensor.on_kv else problem.seqlen_q
+    if tensor.is_weight:
+        tokens = 1
     sample = found[0][1]
-    whole = sample.new_full((problem.batch, heads, tokens, *sample.shape[3:]), torch.nan)
+    shape = (batch_of(plan, tensor), heads, tokens, *sample.shape[3:])
+    whole = sample.new_full(shape, 0.0 if tensor.is_part else torch.nan)
     for piece, value in found:
         row = 0
         members = torch.tensor(head_sets.members(piece.heads))
         for chunk in plan.chunks(piece):
             part = value[:, :, row : row + len(chunk)]
+            if tensor.is_part:
+                part = part + whole[:, members[:, None], torch.tensor(chunk)[None, :]]
             whole[:, members[:, None], torch.tensor(chunk)[None, :]] = part
             row += len(chunk)
     return whole

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from harness.plan import Plan
+from harness.layer import as_layer, check_layer
+from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
 from harness.sharding import Placement
@@ -111,10 +112,18 @@ class Chosen:
         return self.strategy.name + (":" + ",".join(parts) if parts else "")
 
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
-        """Plan a problem; see `Strategy.plan`."""
+        """Plan a problem; see `Strategy.plan`.
+
+        A problem with a model width is a layer: where the strategy plans attention alone, its
+        projections are planned around it.
+        """
         context = context or Context()
+        layer = problem.hidden is not None
         with without_collection():
-            return self.strategy.plan(problem, direction, self.options, context, self.text)
+            if layer:
+                check_layer(problem, self.text)
+            plan = self.strategy.plan(problem, direction, self.options, context, self.text)
+            return as_layer(plan) if layer and plan.scope is Scope.ATTENTION else plan
 
 
 def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:

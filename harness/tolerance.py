@@ -44,6 +44,13 @@ kernels and the merges accumulate, for head_dim D, m merges and L = max(1, |lse|
   count and the lse, each rounded at its own size; a weight `exp(score - lse)` has those roundings
   as its relative error. A merge again takes the difference of two lse and rounds a new one, and
   rounds the weight and the mix besides. In lse itself, relative to L, L is 1.
+
+**Layers.** The same rule, for y, dx and the weights' gradients, with the naive twin of the layer. A
+result is a sum of products of an attention's result and a weight or an input; the size of its terms
+is the product of their sizes: y |w_o|, dx the largest of dq |w_q|, dk |w_k| and dv |w_v|, dw_q
+dq |x|, and so on, with the sizes above for out, dq, dk and dv. To n come the roundings of what
+attention is given (q, k, v, dout) and of the product; to a, sqrt(N) for the longest sum of N terms,
+over the model's width, all heads or all tokens.
 """
 
 import math
@@ -53,9 +60,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.oracle import naive_twin, reference, spreads
+from harness.oracle import layer, naive_twin, reference, spreads
 
 FLOAT64_LIMIT = 1e-12
+_ROUNDED = {"out": (2, 3.0), "lse": (2, 1 / 64), "y": (2, 3.0)}
+"""Factor of the twin's error, and roundings to the dtype; gradients have more of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,7 @@ class Tolerance:
         reference: The oracle's tensors by name, float64.
         scales: What an error of each is divided by.
         twin_errors: The naive twin's error in each; 0 for float64, which has no twin.
+        longest_sum: Terms of the longest sum of a product outside attention; 0 without one.
     """
 
     dtype: torch.dtype
@@ -75,6 +85,7 @@ class Tolerance:
     reference: Mapping[str, Tensor]
     scales: Mapping[str, float]
     twin_errors: Mapping[str, float]
+    longest_sum: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +119,7 @@ def calibrate(
         dout: Gradient of out, `(B, H, S, E)`; None = judge the forward only.
     """
     ref = reference(q, k, v, allowed, scale, dout)
-    rho_q, rho_k = spreads(q, k, allowed, scale)
-    terms = {"out": rho_q * _largest(v), "lse": 1.0}
-    if dout is not None:
-        through = _largest(dout) * _largest(v) * abs(scale)
-        terms["dq"] = rho_q * through * _largest(k)
-        terms["dk"] = rho_k * through * _largest(q)
-        terms["dv"] = rho_k * _largest(dout)
-    scales = {name: max(_largest(x), terms[name]) for name, x in ref.items()}
+    scales = _scales(ref, (q, k, v), allowed, scale, dout)
     if q.dtype == torch.float64:
         twin_errors = dict.fromkeys(ref, 0.0)
     else:
@@ -128,11 +132,75 @@ def calibrate(
     )
 
 
+def calibrate_layer(
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    allowed: Tensor,
+    *,
+    scale: float,
+    dy: Tensor,
+    rotary: float | None,
+) -> Tolerance:
+    """As `calibrate`, for a whole layer; arguments as `oracle.layer`, in the dtype under test.
+
+    The reference's tensors are shaped as slabs: y and dx `(B, 1, S, M)`, gradients of weights
+    `(1, H, 1, D * M)`.
+    """
+    ref = layer(x, weights, allowed, scale, dy, rotary=rotary)
+    of = _scales(ref, (ref["q"], ref["k"], ref["v"]), allowed, scale, ref["dout"])
+    size = {name: _largest(w) for name, w in weights.items()}
+    terms = {
+        "y": of["out"] * size["w_o"],
+        "dx": max(of["dq"] * size["w_q"], of["dk"] * size["w_k"], of["dv"] * size["w_v"]),
+        "dw_q": of["dq"] * _largest(x),
+        "dw_k": of["dk"] * _largest(x),
+        "dw_v": of["dv"] * _largest(x),
+        "dw_o": of["out"] * _largest(dy),
+    }
+    scales = {name: max(_largest(ref[name]), term) for name, term in terms.items()}
+    if x.dtype == torch.float64:
+        twin_errors = dict.fromkeys(terms, 0.0)
+    else:
+        twin = layer(x, weights, allowed, scale, dy, rotary=rotary, dtype=x.dtype)
+        twin_errors = {name: _error(twin[name], ref[name], scales[name]) for name in terms}
+    return Tolerance(
+        dtype=x.dtype,
+        head_dim=ref["q"].shape[3],
+        reference={name: _as_slab(name, ref[name]) for name in terms},
+        scales={**scales, "lse": of["lse"]},
+        twin_errors=twin_errors,
+        longest_sum=max(x.shape[2], x.shape[1], ref["out"].shape[1] * ref["out"].shape[3]),
+    )
+
+
+def _as_slab(name: str, x: Tensor) -> Tensor:
+    return x.flatten(1)[None, :, None] if name.startswith("dw") else x[:, None]
+
+
+def _scales(
+    ref: Mapping[str, Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    allowed: Tensor,
+    scale: float,
+    dout: Tensor | None,
+) -> dict[str, float]:
+    """What an error of each of an attention's results is divided by."""
+    q, k, v = qkv
+    rho_q, rho_k = spreads(q, k, allowed, scale)
+    terms = {"out": rho_q * _largest(v), "lse": 1.0}
+    if dout is not None:
+        through = _largest(dout) * _largest(v) * abs(scale)
+        terms["dq"] = rho_q * through * _largest(k)
+        terms["dk"] = rho_k * through * _largest(q)
+        terms["dv"] = rho_k * _largest(dout)
+    return {name: max(_largest(ref[name]), term) for name, term in terms.items()}
+
+
 def errors(results: Mapping[str, Tensor], tolerance: Tolerance) -> dict[str, float]:
     """Return the error of each tensor; inf for a NaN, or for an infinity where ref has another.
 
     Args:
-        results: Any of "out", "lse", "dq", "dk", "dv", shaped as the oracle's.
+        results: Any of "out", "lse", "dq", "dk", "dv", or of a layer's, shaped as the oracle's.
         tolerance: Made from the same inputs.
 
     Raises:
@@ -156,15 +224,18 @@ def limit(name: str, tolerance: Tolerance, *, merges: int = 0) -> float:
     """Return the largest error that the tensor may have.
 
     Args:
-        name: "out", "lse", "dq", "dk" or "dv".
+        name: "out", "lse", "dq", "dk" or "dv"; of a layer "y", "dx", "dw_q", ...
         tolerance: Of the inputs.
         merges: How often an output row was merged, at most: number of partial results less one.
     """
     if tolerance.dtype == torch.float64:
         return FLOAT64_LIMIT
-    factor, stored = {"out": (2, 3.0), "lse": (2, 1 / 64)}.get(name, (3, merges + 5.0))
+    factor, stored = _ROUNDED.get(name, (3, merges + 5.0))
+    if tolerance.longest_sum:
+        stored += 5.0
     largest_lse = 1.0 if name == "lse" else tolerance.scales["lse"]
     accumulated = math.sqrt(tolerance.head_dim) + 2 * largest_lse * (merges + 1) + 2 * merges
+    accumulated += math.sqrt(tolerance.longest_sum)
     eps, eps32 = torch.finfo(tolerance.dtype).eps, torch.finfo(torch.float32).eps
     floor = (math.sqrt(stored) * eps + accumulated * eps32) / 2
     return factor * tolerance.twin_errors[name] + floor
