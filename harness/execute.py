@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -203,7 +202,7 @@ class _Interpreter:
         self.created = {
             slab: index for index, step in enumerate(program.steps) for slab in step.creates
         }
-        self._starts: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
+        self._rows_of: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], Range] = {}
         self._adopt(inputs)
         self.clock = _Clock(self.device)
 
@@ -334,13 +333,14 @@ class _Interpreter:
 
     def _rows(self, piece: Piece, chunks: Sequence[int]) -> Range:
         """Rows of consecutive chunks in a tensor shaped as a piece."""
-        key = (piece.tensor, piece.chunks)
-        if key not in self._starts:
-            lengths = [len(chunk) for chunk in self.plan.chunks(piece)]
-            rows = accumulate(lengths, initial=0)
-            self._starts[key] = dict(zip(piece.chunks, rows, strict=False))
-        first = self._starts[key][chunks[0]]
-        return first, first + self.plan.tokens(piece._replace(chunks=tuple(chunks)))
+        key = (piece.tensor.on_kv, piece.chunks, tuple(chunks))
+        rows = self._rows_of.get(key)
+        if rows is None:
+            before = piece.chunks[: piece.chunks.index(chunks[0])]
+            first = self.plan.tokens(piece._replace(chunks=before))
+            rows = (first, first + self.plan.tokens(piece._replace(chunks=key[2])))
+            self._rows_of[key] = rows
+        return rows
 
     def _view(self, segment: Segment) -> torch.Tensor:
         """The part of a slab's tensor that a segment names: a view where heads are a range."""
