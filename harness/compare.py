@@ -6,14 +6,20 @@ counts. The rule for a measured time: it changed if the two medians differ by mo
 one another, so a test that takes them for independent would see changes that are not there; bands
 that are apart need a shift of 1.7 standard deviations of a single sample, which for 20 samples of
 normal noise happens by chance in one cell of 30 000. With 5 to 19 samples their whole ranges must
-be apart; with fewer the time is not judged, and said to be so. Both runs must have had the machine
-alike: a neighbour's load during one of them is a change too.
+be apart; with fewer the time is not judged, and said to be so.
+
+What moves a whole run of a cell (a neighbour's load, clocks) is not in its samples, but in how the
+cells of one strategy scatter about that strategy's own median change: the threshold is raised to
+twice the 90th percentile of that scatter over all strategies, where it is larger. A strategy that
+is slower as a whole adds nothing to it. Sweeps of fewer than 8 such cells tell nothing of it, so
+run those on a quiet machine; a load that lasts through a whole sweep is a change like any other.
 
 Simulated times have no spread: any difference beyond rounding is a change. So is any difference of
 a status, a plan's hash, bytes or memory. A numerical error grew if it is more than twice what it
 was; less can come from another processor's order of additions.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +31,8 @@ THRESHOLD = 0.1
 """The least relative change of a median that counts."""
 
 _BANDS_FROM, _RANGES_FROM = 20, 5  # samples
+_CELLS_FOR_SCATTER, _OF_A_STRATEGY = 8, 3
+_SCATTER_SHARE, _SCATTER_FACTOR = 0.9, 2.0
 _ROUNDING = 1e-9
 _ERROR_GROWTH = 2.0
 _EXACT = ("plan_hash", "bytes_sent_per_rank", "peak_bytes")
@@ -95,7 +103,9 @@ class Comparison:
     """What comparing two sets gave.
 
     Attributes:
-        threshold: The least relative change of a median that counted.
+        threshold: The least relative change of a median that was asked to count.
+        scatter: Relative change that the scatter between the two runs alone may give a cell, which
+            counted instead where larger; None where there are too few cells to tell.
         matched: Cells that are in both sets.
         unchanged: Of these, cells in which nothing changed.
         not_judged: Of these, cells whose times have too few samples, as text.
@@ -105,6 +115,7 @@ class Comparison:
     """
 
     threshold: float
+    scatter: float | None
     matched: int
     unchanged: int
     not_judged: tuple[str, ...]
@@ -115,6 +126,7 @@ class Comparison:
         """As plain values."""
         return {
             "threshold": self.threshold,
+            "scatter": self.scatter,
             "matched": self.matched,
             "unchanged": self.unchanged,
             "not_judged": list(self.not_judged),
@@ -141,6 +153,8 @@ def compare(
     if not before or not after:
         raise ValueError("compare needs two sets with records; one of them is empty")
     first, second = _by_cell(before), _by_cell(after)
+    scatter = _scatter([(first[key], second[key]) for key in first if key in second])
+    least = max(threshold, scatter or 0.0)
     changes: list[Change] = []
     unchanged, not_judged = 0, []
     for key, old in first.items():
@@ -148,7 +162,7 @@ def compare(
             changes.append(_change(Kind.MISSING, old, old["status"], None))
             continue
         new = second[key]
-        found = list(_changes(old, new, threshold))
+        found = list(_changes(old, new, least))
         changes += found
         unchanged += not found
         if _spread(old, new) is None and not _exact(old, new) and _timed(old, new):
@@ -160,6 +174,7 @@ def compare(
     ]
     return Comparison(
         threshold,
+        scatter,
         len(first.keys() & second.keys()),
         unchanged,
         tuple(not_judged),
@@ -188,6 +203,25 @@ def _changes(old: Record, new: Record, threshold: float) -> Iterable[Change]:
     for tensor in sorted(errors.keys() & grown.keys()):
         if not grown[tensor] <= errors[tensor] * _ERROR_GROWTH:  # true of NaN as well
             yield _change(Kind.ERROR, new, errors[tensor], grown[tensor], tensor)
+
+
+def _scatter(pairs: Iterable[tuple[Record, Record]]) -> float | None:
+    """How far measured times of one strategy scatter about its own median change."""
+    logs: dict[str, list[float]] = {}
+    for old, new in pairs:
+        if _timed(old, new) and not _exact(old, new):
+            change = math.log(_number(new["time_s"]) / _number(old["time_s"]))
+            logs.setdefault(str(old["strategy"]), []).append(change)
+    residuals = sorted(
+        abs(change - statistics.median(own))
+        for own in logs.values()
+        if len(own) >= _OF_A_STRATEGY
+        for change in own
+    )
+    if len(residuals) < _CELLS_FOR_SCATTER:
+        return None
+    high = residuals[math.ceil(_SCATTER_SHARE * len(residuals)) - 1]
+    return math.expm1(_SCATTER_FACTOR * high)
 
 
 def _timed(old: Record, new: Record) -> bool:

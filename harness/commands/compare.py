@@ -24,8 +24,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="two result sets: what changed beyond noise",
         description="Match the cells of two sweeps and say what changed. A measured time changed "
         "if the medians differ by more than the threshold and the p20-p80 bands of the samples do "
-        "not overlap (with 5 to 19 samples: their whole ranges; with fewer it is not judged). A "
-        "simulated time, a status, a plan's hash, bytes and memory changed if they differ; a "
+        "not overlap (with 5 to 19 samples: their whole ranges; with fewer it is not judged); the "
+        "threshold rises where the cells of one strategy scatter more than that between the runs. "
+        "A simulated time, a status, a plan's hash, bytes and memory changed if they differ; a "
         "numerical error grew if it more than doubled. Exit status: 0 no change, 1 changes.",
         epilog=example(
             [
@@ -66,6 +67,12 @@ def _print(console: Console, found: Comparison) -> None:
             console.print(line, highlight=False)
     for name, (old, new) in found.environment.items():
         console.print(f"note: {name} was {old}, is {new}", highlight=False)
+    if found.scatter is not None and found.scatter > found.threshold:
+        console.print(
+            f"note: cells of one strategy scatter between the runs; only changes of more than "
+            f"{found.scatter:.0%} count",
+            highlight=False,
+        )
     if found.not_judged:
         console.print(
             f"note: {len(found.not_judged)} measured times have too few samples to be judged",

@@ -90,6 +90,47 @@ def test_a_strategy_slowed_by_a_fifth_is_reported_and_only_that(seed: int) -> No
     assert len(backwards.changes) == 4
 
 
+def restless(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[Record]:
+    """As `noisy`, on a machine that other work slows for whole cells at a time."""
+    load = random.Random(-seed)
+    factors = {config: load.lognormvariate(0, 0.3) for config in cells()}
+    return noisy(seed, lambda config: factors[config] * slow(config))
+
+
+def test_a_restless_machine_raises_the_threshold() -> None:
+    found = [compare(restless(seed), restless(1000 + seed)) for seed in range(40)]
+    steady = compare(noisy(0), noisy(1))
+
+    assert steady.scatter is not None
+    assert steady.scatter < 0.1
+    assert all(each.scatter is not None and each.scatter > 0.5 for each in found)
+    cells_changed = sum(len(each.changes) for each in found)
+    assert cells_changed < 0.02 * 40 * 24  # by the plain rule about 0.7 of them
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_strategy_slowed_as_a_whole_adds_nothing_to_the_scatter(seed: int) -> None:
+    def two(records: list[Record]) -> list[Record]:
+        return [entry for entry in records if entry["strategy"] in ("ring", "usp")]
+
+    slowed = two(noisy(1000 + seed, lambda config: 1.2 if config.strategy == "usp" else 1.0))
+    found = compare(two(noisy(seed)), slowed)
+
+    assert found.scatter is not None
+    assert found.scatter < 0.15
+    assert [change.strategy for change in found.changes] == ["usp"] * 4
+
+
+def test_few_cells_tell_nothing_of_the_scatter() -> None:
+    def first(count: int) -> list[list[Record]]:
+        return [noisy(seed)[:count] for seed in (1, 2)]
+
+    assert compare(*first(7)).scatter is None
+    assert compare(*first(8)).scatter is not None
+    alone = [[r for r in noisy(s) if r["cp"] == 2 and r["direction"] == "forward"] for s in (1, 2)]
+    assert compare(*alone).scatter is None
+
+
 def test_a_set_equals_itself() -> None:
     sweep = noisy(3)
     assert compare(sweep, sweep).changes == ()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,25 @@ def test_the_table_names_the_tensor_and_hashes(
     assert "5.00e-07" in printed
     assert "aa" in printed
     assert "bb" in printed
+
+
+def test_scatter_that_raises_the_threshold_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, sign in (("a", 1), ("b", -1)):
+        with ResultFolder(tmp_path / name) as results:
+            for number in range(8):
+                time_s = 1.25 ** (sign * (-1) ** number)
+                config = replace(CONFIG, seqlen_q=64 + number, seqlen_kv=64 + number)
+                results.append(
+                    record(config, Status.OK, {}, time_s=time_s, samples_s=[time_s] * 20)
+                )
+    assert call(str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    printed = capsys.readouterr().out
+
+    # Each of 8 changes by 1.25 ** 2; twice that in logarithms is 1.25 ** 4 = 2.44.
+    assert "only changes of more than 144% count" in printed
+    assert "8 cells in both, no change" in printed
 
 
 def test_a_folder_without_records_is_a_wrong_call(tmp_path: Path) -> None:
