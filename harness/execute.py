@@ -202,7 +202,7 @@ class _Interpreter:
         self.created = {
             slab: index for index, step in enumerate(program.steps) for slab in step.creates
         }
-        self._rows_of: dict[tuple[bool, tuple[int, ...], tuple[int, ...]], Range] = {}
+        self._rows_of: dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], Range] = {}
         self._adopt(inputs)
         self.clock = _Clock(self.device)
 
@@ -333,7 +333,7 @@ class _Interpreter:
 
     def _rows(self, piece: Piece, chunks: Sequence[int]) -> Range:
         """Rows of consecutive chunks in a tensor shaped as a piece."""
-        key = (piece.tensor.on_kv, piece.chunks, tuple(chunks))
+        key = (piece.tensor, piece.chunks, tuple(chunks))
         rows = self._rows_of.get(key)
         if rows is None:
             before = piece.chunks[: piece.chunks.index(chunks[0])]
