@@ -122,10 +122,10 @@ class Costs:
     def kernel_calls(self, tile: Tile) -> int:
         """Kernel calls of a tile.
 
-        As `lower` does, runs of tokens that continue one another are one operand, and full
-        rectangles that touch are one call. Unlike the CPU's, a GPU kernel takes any mask between
-        two runs (a window, packed documents, a block table) in one call, and a triangle that does
-        not start at a corner too.
+        As `lower` does, runs of tokens that continue one another are one operand, full rectangles
+        that touch are one call, and so are triangles with the rectangle between them. Unlike the
+        CPU's, a GPU kernel takes any mask between two runs (a window, packed documents, a block
+        table) in one call, and a triangle that does not start at a corner too.
         """
         key = (tile.q, tile.kv)
         if key not in self._calls:
@@ -137,23 +137,40 @@ class Costs:
         cols = sum(len(self.plan.kv_chunks[c]) for c in tile.kv)
         if tile.area == rows * cols:
             return 1
-        above: set[tuple[int, int]] = set()
-        calls = 0
+        columns = _runs(self.plan.kv_chunks, tile.kv)
+        calls, above = 0, set[tuple[int, int]]()
+        stair: tuple[int, int] | None = None  # columns of a masked call that ends in the row above
         for q in _runs(self.plan.q_chunks, tile.q):
-            full: list[tuple[int, int]] = []
-            for column, kv in enumerate(_runs(self.plan.kv_chunks, tile.kv)):
-                area = sum(self._areas[i][j] for i in q for j in kv)
-                size = sum(len(self.plan.q_chunks[i]) for i in q)
-                size *= sum(len(self.plan.kv_chunks[j]) for j in kv)
-                if area and area < size:
+            masked, full = self._row(q, columns)
+            last: tuple[int, int] | None = None
+            for column in masked:
+                step = stair and _between(full, stair, column)
+                if stair and step:
+                    full.remove(step)
+                    full += [(step[0], stair[0])] if step[0] < stair[0] else []
+                    last = (stair[0], column)
+                else:
                     calls += 1
-                elif area and full and full[-1][1] == column:
-                    full[-1] = (full[-1][0], column + 1)
-                elif area:
-                    full.append((column, column + 1))
+                    last = (column, column)
             calls += sum(span not in above for span in full)
-            above = set(full)
+            above, stair = set(full), last
         return calls
+
+    def _row(self, q: tuple[int, ...], columns: Runs) -> tuple[list[int], list[tuple[int, int]]]:
+        """Columns that a run of queries sees in part, and spans of those that it sees whole."""
+        masked: list[int] = []
+        full: list[tuple[int, int]] = []
+        for column, kv in enumerate(columns):
+            area = sum(self._areas[i][j] for i in q for j in kv)
+            size = sum(len(self.plan.q_chunks[i]) for i in q)
+            size *= sum(len(self.plan.kv_chunks[j]) for j in kv)
+            if area and area < size:
+                masked.append(column)
+            elif area and full and full[-1][1] == column:
+                full[-1] = (full[-1][0], column + 1)
+            elif area:
+                full.append((column, column + 1))
+        return masked, full
 
     @cached_property
     def _areas(self) -> list[list[int]]:
@@ -188,3 +205,12 @@ def _runs(table: tuple[range, ...], chunks: tuple[int, ...]) -> Runs:
     ]
     edges = [0, *cuts, len(solid)]
     return tuple(tuple(solid[a:b]) for a, b in pairwise(edges))
+
+
+def _between(
+    full: list[tuple[int, int]], stair: tuple[int, int], column: int
+) -> tuple[int, int] | None:
+    """The rectangle below a stair that ends where the stair's next step, a column, begins."""
+    if column != stair[1] + 1:
+        return None
+    return next((span for span in full if span[0] <= stair[0] and span[1] == column), None)

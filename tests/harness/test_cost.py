@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.cluster import Cluster, Link, h100
 from harness.cost import Costs
@@ -21,7 +23,7 @@ from harness.plan import (
     Tile,
 )
 from harness.problem import Direction, Dtype, Problem
-from harness.residency import Program, Step
+from harness.residency import Program, Slab, Step
 from harness.verify import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -120,14 +122,14 @@ def test_a_merge_reads_two_and_writes_one() -> None:
     )
 
 
-def test_a_merge_into_a_new_accumulator_does_not_read_it() -> None:
-    program = planned("ring", direction=Direction.BACKWARD, pattern="causal", cp=4)
-    costs = Costs(program, toy())
-    for index, task in enumerate(program.plan.tasks):
-        if isinstance(task, Merge):
-            size = sum(costs.bytes(piece) for piece in task.sources)
-            passes = 2 if program.steps[index].creates else 3
-            assert costs.compute_s(index) == pytest.approx(1e-6 + passes * size * 1e-12, rel=1e-12)
+def test_a_merge_that_begins_an_accumulator_moves_it_twice_only() -> None:
+    source = Piece(Tensor.DK_PART, (0,), 0b11, 2)
+    costs = alone(Merge(Place(0), (source,)))
+    slab = Slab(0, Place(0), source._replace(version=0))
+    step = Step(set(), [], [0])
+    costs = Costs(replace(costs.program, slabs=(slab,), steps=(step,)), toy())
+
+    assert costs.compute_s(0) == pytest.approx(1e-6 + 2 * 1024e-12, rel=1e-12)
 
 
 def test_delta_reads_two_and_writes_one() -> None:
@@ -206,7 +208,9 @@ def test_a_collective_pays_the_slowest_latency_once_and_copies_locally() -> None
     assert by_pair[0, 0] == pytest.approx(2 * size / 1e12, rel=1e-12)  # read and written
 
 
-@pytest.mark.parametrize("name", ["ring", "zigzag", "stripe", "ulysses", "usp:2x4", "double_ring"])
+@pytest.mark.parametrize(
+    "name", ["ring", "zigzag", "stripe", "ulysses", "usp:2x4", "usp:4x2", "double_ring"]
+)
 @pytest.mark.parametrize("pattern", ["full", "causal", "documents:lengths=512+512"])
 def test_kernel_calls_are_those_of_the_lowering(name: str, pattern: str) -> None:
     program = planned(name, pattern, seqlen=1024, cp=8, heads=8)
@@ -232,3 +236,76 @@ def test_a_window_is_one_kernel_call_however_the_cpu_cuts_it() -> None:
 
     assert len(lower(program.plan.problem.pattern, *chunks)) > 8
     assert Costs(program, toy()).kernel_calls(tile) == 1
+
+
+def test_a_staircase_is_one_kernel_call() -> None:
+    """A rank's own zigzag pair: two triangles and the rectangle between them."""
+    program = planned("zigzag", "causal", seqlen=1024, cp=4)
+    home = program.plan.tasks[tiles(program)[0]]
+    assert isinstance(home, Tile)
+
+    assert home.q == home.kv == (0, 7)
+    assert Costs(program, toy()).kernel_calls(home) == 1
+
+
+def test_two_diagonals_are_two_kernel_calls() -> None:
+    """Gathered keys against a zigzag pair, as Llama 3 calls its kernel."""
+    program = planned("allgather:placement=zigzag", "causal", seqlen=1024, cp=4)
+    own = program.plan.tasks[tiles(program)[1]]
+    assert isinstance(own, Tile)
+
+    assert own.q == (1, 6)
+    assert Costs(program, toy()).kernel_calls(own) == 2
+
+
+def causal_tile(q: tuple[int, ...], kv: tuple[int, ...], chunks: tuple[range, ...]) -> Costs:
+    pattern = make_pattern("causal", 64)
+    problem = Problem(pattern=pattern, heads_q=1, heads_kv=1, head_dim=8, dtype=Dtype.BFLOAT16)
+    area = sum(pattern.area(chunks[i], chunks[j]) for i in q for j in kv)
+    reads = (Piece(Tensor.Q, q, 1), Piece(Tensor.K, kv, 1), Piece(Tensor.V, kv, 1))
+    tile = Tile(Place(0), Direction.FORWARD, reads, (), area)
+    plan = Plan(problem, "", Direction.FORWARD, chunks, chunks, (), (tile,), ())
+    return Costs(Program(plan, (), (Step(set(), [], []),), frozenset(), 0, {}), toy())
+
+
+EIGHTS = tuple(range(8 * i, 8 * i + 8) for i in range(8))
+STRIPES = (range(0, 16, 2), range(16, 32, 2), range(1, 16, 2), range(17, 32, 2))
+
+
+@pytest.mark.parametrize(
+    ("q", "kv", "chunks", "calls"),
+    [
+        ((2, 5), (0, 5), EIGHTS, 2),  # one tall rectangle, one triangle
+        ((0, 4), (0, 2, 4), EIGHTS, 3),  # two triangles that are no staircase, a rectangle
+        ((0, 4), (0, 4), EIGHTS, 1),  # a staircase
+        ((2, 4), (0, 2, 4), EIGHTS, 2),  # a staircase, and a rectangle left of it
+    ],
+)
+def test_kernel_calls_by_hand(
+    q: tuple[int, ...], kv: tuple[int, ...], chunks: tuple[range, ...], calls: int
+) -> None:
+    costs = causal_tile(q, kv, chunks)
+    lowered = lower(
+        costs.plan.problem.pattern, tuple(chunks[c] for c in q), tuple(chunks[c] for c in kv)
+    )
+
+    assert costs.launches(0) == calls == len(lowered)
+
+
+def test_halves_of_a_stripe_are_one_operand() -> None:
+    """Else the queries of the second half would take a rectangle and a triangle."""
+    assert causal_tile((1,), (0, 1), STRIPES).launches(0) == 1
+
+
+subsets = st.sets(st.integers(0, 7), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+
+
+@given(subsets, subsets)
+def test_kernel_calls_are_never_more_than_the_lowering_makes(
+    q: tuple[int, ...], kv: tuple[int, ...]
+) -> None:
+    needed = tuple(i for i in q if i >= kv[0])
+    if needed:
+        costs = causal_tile(needed, kv, EIGHTS)
+        runs = (tuple(EIGHTS[c] for c in chunks) for chunks in (needed, kv))
+        assert costs.launches(0) <= len(lower(costs.plan.problem.pattern, *runs))

@@ -145,6 +145,29 @@ def test_a_list_schedule_is_a_schedule(name: str, direction: Direction) -> None:
     verify_schedule(ScheduledPlan(program.plan, list_schedule(program, nodes_of(2))))
 
 
+def test_equal_start_times_keep_the_order_of_the_plan() -> None:
+    """Kernels so short that what follows them starts at the same time."""
+    base = nodes_of(4)
+    gpu = replace(
+        base.gpu, flops_per_s=1e300, memory_bandwidth_bytes_per_s=1e300, kernel_start_s=0.0
+    )
+    nvlink = replace(base.nvlink, latency_s=1.0, bandwidth_bytes_per_s=1e300)
+    program = planned("ring", "full")
+    order = list_schedule(program, replace(base, gpu=gpu, nvlink=nvlink))
+
+    verify_schedule(ScheduledPlan(program.plan, order))
+
+
+def test_local_copies_of_a_collective_are_named_and_cross_no_link() -> None:
+    trace = simulate(planned("ulysses", "full"), nodes_of(4))
+    copies = [span for span in trace.spans if span.kind == "copy"]
+
+    # q, k, v and out, on each of four ranks
+    assert len(copies) == 16
+    assert {(span.stream, span.size_bytes) for span in copies} == {(Stream.COMPUTE, 0)}
+    assert {s.kind for s in trace.spans if s.stream is Stream.NVLINK_IN} == {"all_to_all"}
+
+
 @pytest.mark.parametrize("name", ["ring", "zigzag", "stripe", "double_ring:inner=2"])
 @pytest.mark.parametrize("direction", list(Direction))
 def test_running_a_list_schedule_in_order_takes_as_long_as_list_scheduling(

@@ -182,6 +182,9 @@ def test_chrome_json_has_a_process_per_rank_a_thread_per_stream_and_the_same_sum
     assert busy == pytest.approx({(r, s.value): 1e6 * t for (r, s), t in trace.busy_s.items()})
     assert len([e for e in events if e["ph"] == "X"]) == len(trace.spans)
     assert body["otherData"]["makespan_s"] == trace.makespan_s
+    first, *_, last = [e for e in events if e["ph"] == "X"]
+    assert first["ts"] == pytest.approx(1e6 * trace.spans[0].start_s)
+    assert last["ts"] + last["dur"] == pytest.approx(1e6 * trace.spans[-1].end_s)
 
 
 def test_a_gantt_chart_shows_who_did_what_when() -> None:
@@ -210,6 +213,14 @@ def test_a_cell_that_is_used_for_less_than_half_is_a_dot() -> None:
     spans = (Span(0, COMPUTE, 0, "tile", 0.0, 1.0), Span(0, OUT, 1, "transfer", 0.0, 32.0))
 
     assert gantt(traced(*spans), width=24).splitlines()[1] == "   0 compute    ·"
+
+
+def test_a_span_that_rounding_puts_over_the_edge_of_a_cell_does_not_enter_it() -> None:
+    assert int(0.63 / (0.7 / 10)) == 9
+    assert 0.63 > 9 * (0.7 / 10)  # by one unit in the last place
+    spans = (Span(0, COMPUTE, 0, "tile", 0.0, 0.63), Span(0, OUT, 1, "transfer", 0.0, 0.7))
+
+    assert gantt(traced(*spans), width=26).splitlines()[1] == "   0 compute    " + 9 * "█"
 
 
 def test_a_measured_run_becomes_the_same_type() -> None:
