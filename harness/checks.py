@@ -1,7 +1,7 @@
 """Run many check cells: side by side on the cores here, then in teams of real processes."""
 
-import json
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import torch
 
-from harness.check import SEEDS, Cell, Status, check, group_digests, same_bits
-from harness.config import Config
+from harness.check import SEEDS, Cell, Status, as_group, check, group_run
+from harness.config import Config, Where
 from harness.pool import Team, WorkerError
 from harness.problem import Direction
 from harness.workers import spread
 
 _TIMEOUT_S = 300.0
 _FEW = 8
+_BATCH = 512
 
 
 def cost(config: Config) -> float:
@@ -39,7 +40,7 @@ def check_all(configs: Iterable[Config], *, jobs: int) -> Iterator[tuple[Cell, C
     if jobs == 1:
         torch.set_num_threads(1)
         for config in configs:
-            yield check(config)
+            yield _check_one(config)
         return
     for pairs in spread(_check_few, _together(configs), jobs=jobs, lost=_lost, start=_one_thread):
         yield from pairs
@@ -66,7 +67,16 @@ def _one_thread() -> None:
 
 
 def _check_few(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
-    return [check(config) for config in configs]
+    return [_check_one(config) for config in configs]
+
+
+def _check_one(config: Config) -> tuple[Cell, Cell]:
+    try:
+        return check(config)
+    except Exception as error:  # the boundary of the cell: the others go on
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return _both_failed(config, f"{type(error).__name__}: {error} ({where})")
 
 
 def _lost(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
@@ -80,92 +90,65 @@ def _both_failed(config: Config, reason: str) -> tuple[Cell, Cell]:
     return forward, backward
 
 
-def group_all(
-    cells: Sequence[tuple[Cell, Cell]], *, repeat: int = 1, timeout_s: float = _TIMEOUT_S
+def check_group(
+    configs: Iterable[Config], *, jobs: int, repeat: int = 1, timeout_s: float = _TIMEOUT_S
 ) -> Iterator[tuple[Cell, Cell]]:
-    """Run judged cells again in gloo processes and ask for the same bits.
+    """Judge configurations on the local transport, then in gloo processes: the same bits.
 
     Args:
-        cells: What `check_all` gave; refused cells pass through.
-        repeat: How often each runs.
+        configs: Cells, best those of one degree together: each degree has a team of its own.
+        jobs: Processes side by side in the local part.
+        repeat: How often each runs in the team.
         timeout_s: How long one run may take.
 
     Yields:
-        The cells with the verdict of the processes.
+        The cells with the verdict of both.
     """
-    for cp in sorted({forward.config.cp for forward, _ in cells}):
-        team: Team | None = None
-        try:
-            for forward, backward in cells:
-                if forward.config.cp != cp:
-                    continue
+    remaining = iter(configs)
+    team: Team | None = None
+    try:
+        while batch := list(islice(remaining, _BATCH)):
+            for forward, backward in sorted(check_all(batch, jobs=jobs), key=_degree):
                 if forward.status is Status.REFUSED:
-                    yield forward, backward
+                    yield as_group(forward), as_group(backward)
                     continue
-                if team is None or not team.alive:
+                cp = forward.config.cp
+                if team is None or not team.alive or team.cp != cp:
+                    if team is not None:
+                        team.close()
                     team = Team(cp)
                 yield _in_team(team, forward, backward, repeat, timeout_s)
-        finally:
-            if team is not None:
-                team.close()
+    finally:
+        if team is not None:
+            team.close()
+
+
+def _degree(pair: tuple[Cell, Cell]) -> int:
+    return pair[0].config.cp
 
 
 def _in_team(
     team: Team, forward: Cell, backward: Cell, repeat: int, timeout_s: float
 ) -> tuple[Cell, Cell]:
-    for _ in range(repeat):
+    for number in range(repeat):
         try:
-            answers = team.run(group_digests, timeout_s, forward.config, SEEDS[0])
+            answers = team.run(group_run, timeout_s, forward.config, SEEDS[0], account=number == 0)
         except WorkerError as error:
             reason = f"{error.kind.value}: {error}"
-            return _failed(forward, reason), _failed(backward, reason)
-        forward = same_bits(forward, [answer[Direction.FORWARD] for answer in answers])
-        backward = same_bits(backward, [answer[Direction.BACKWARD] for answer in answers])
+            failed = (
+                replace(as_group(cell), status=Status.FAILED, reason=reason)
+                for cell in (forward, backward)
+            )
+            return next(failed), next(failed)
+        forward = as_group(forward, [answer[Direction.FORWARD] for answer in answers])
+        backward = as_group(backward, [answer[Direction.BACKWARD] for answer in answers])
     return forward, backward
 
 
-def _failed(cell: Cell, reason: str) -> Cell:
-    return Cell(cell.config, Status.FAILED, reason, cell.max_rel_error, cell.tolerances)
-
-
-class Progress:
-    """Cells already judged, kept in a file so that a long check can be resumed.
-
-    Args:
-        path: One JSON record a line; a torn last line is dropped.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.records: dict[str, dict[str, object]] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                self.records[record["config_hash"]] = record
-
-    def done(self, config: Config) -> bool:
-        """Whether both directions of a configuration are there and did not fail."""
-        return all(
-            self.records.get(hash_of(config, direction), {}).get("status")
-            in (Status.PASSED, Status.REFUSED)
-            for direction in Direction
-        )
-
-    def add(self, cell: Cell) -> None:
-        """Append one cell, in one write."""
-        record = {**cell.record(), "config_hash": cell.config.hash}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        self.records[cell.config.hash] = record
-
-
-def hash_of(config: Config, direction: Direction) -> str:
-    """Hash of a configuration in one direction."""
-    return replace(config, direction=direction).hash
+def hashes_of(config: Config, transport: Where) -> tuple[str, ...]:
+    """Hashes of the records of a configuration, one per direction."""
+    placed = replace(config, transport=transport)
+    return tuple(replace(placed, direction=direction).hash for direction in Direction)
 
 
 def cores() -> int:

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from harness import launch
 from harness.commands import check, compare, doctor, explain, listing, plan, sweep, trace
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
     args = parser().parse_args(argv)
     args.launch = ranks
     try:
@@ -63,4 +67,8 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         # The reader of stdout is gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that may not be read
+        what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        print(f"{args.verb}: {what}", file=sys.stderr)
+        return 1
     return status

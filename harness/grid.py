@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from allpairspy import AllPairs
 
@@ -86,8 +87,17 @@ def pairwise(axes: Axes, coverings: int = COVERINGS) -> Iterator[Config]:
 
 
 def whole(axes: Axes) -> Iterator[Config]:
-    """Yield the whole product of the axes."""
-    yield from dict.fromkeys(_config(row) for row in product(*axes.values()))
+    """Yield the whole product of the axes, those of one problem together: they share an oracle."""
+    strategies, patterns, cps, *rest = (list(dict.fromkeys(axis)) for axis in axes.values())
+    for *others, pattern in product(*rest, patterns):
+        rows = ((name, pattern, cp, *others) for name in strategies for cp in cps)
+        # Those that need more heads are other problems.
+        yield from sorted(map(_config, rows), key=lambda config: config.heads_q)
+
+
+def size(axes: Axes) -> int:
+    """How many configurations the whole product has."""
+    return prod(len(set(axis)) for axis in axes.values())
 
 
 def _affordable(row: Sequence[object]) -> bool:

@@ -1,7 +1,7 @@
 """Simulate the cells of a sweep, side by side on the cores here."""
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 from harness.balance import imbalance_total
@@ -24,7 +24,7 @@ from harness.workers import spread
 from strategies import strategy
 
 
-def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Iterator[Record]:
+def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[Record, None, None]:
     """Simulate cells; what goes wrong in one becomes its record.
 
     Args:

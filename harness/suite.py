@@ -1,6 +1,7 @@
 """A suite: which cells a sweep runs, read from TOML or from flags."""
 
 import tomllib
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -120,7 +121,8 @@ def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"suite ({name}) is not TOML: {error}") from None
     parts = body.get("part")
-    if set(body) != {"part"} or not isinstance(parts, list) or not parts:
+    tables = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
+    if set(body) != {"part"} or not tables or not parts:
         raise ValueError(f"suite ({name}) must be a list of [[part]] tables and nothing else")
     return tuple(_part(name, raw, readers) for raw in parts)
 
@@ -138,7 +140,10 @@ def _text(name: str) -> str:
         path = Path(name)
         if not path.exists():
             raise ValueError(f"suite file ({name}) does not exist")
-        return path.read_text()
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"suite file ({name}) cannot be read: {error}") from None
     if name not in names():
         raise ValueError(f"suite ({name}) is unknown; choose from {', '.join(names())}")
     return (files("harness") / "suites" / f"{name}.toml").read_text()
@@ -159,7 +164,10 @@ def _part(name: str, raw: Mapping[str, object], readers: Mapping[str, object]) -
             raise ValueError(f"suite ({name}): {key} must be a list of values")
         read = readers.get(key, str)
         assert callable(read)
-        values[key] = tuple(read(str(item)) for item in value)
+        try:
+            values[key] = tuple(read(str(item)) for item in value)
+        except (ValueError, ArgumentTypeError) as error:
+            raise ValueError(f"suite ({name}): {key}: {error}") from None
     if "mode" not in values:
         raise ValueError(f"suite ({name}): a part needs mode = simulate or measure")
     return Part(**values)  # type: ignore[arg-type]  # the readers made each value's type

@@ -2,7 +2,7 @@
 
 import statistics
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -26,6 +26,8 @@ from harness.problem import Direction
 from harness.records import Record
 
 P = ParamSpec("P")
+_RANK_BYTES = 2**28
+"""What an idle rank takes at least; degrees that free memory cannot hold are not tried."""
 T = TypeVar("T")
 
 
@@ -83,7 +85,7 @@ class Crews:
 
 def measure_cells(
     configs: Sequence[Config], limits: Limits, crews: Crews | None = None
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     """Measure cells in real processes, one crew per degree.
 
     A cell that raises, hangs, dies or grows past its cap becomes a record with the reason, and the
@@ -96,11 +98,14 @@ def measure_cells(
     """
     context = environment(limits.threads)
     if crews is None:
-        crews = Crews(lambda cp: Team(cp, threads=limits.threads, memory_bytes=limits.memory_bytes))
+        crews = Crews(
+            lambda cp: Team(cp, threads=limits.threads, memory_bytes=limits.memory_bytes),
+            most=psutil.virtual_memory().available // _RANK_BYTES,
+        )
     for cp in dict.fromkeys(config.cp for config in configs):
         own = [config for config in configs if config.cp == cp]
         if crews.most is not None and cp > crews.most:
-            reason = f"{cp} ranks are more than the {crews.most} that were launched"
+            reason = f"{cp} ranks are more than the {crews.most} that can run here"
             yield from (record(config, Status.SKIPPED, context, reason=reason) for config in own)
         else:
             yield from _of_one_degree(own, cp, limits, crews, context)

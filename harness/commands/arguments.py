@@ -4,12 +4,14 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TypeVar
 
 from harness.problem import Dtype, Problem
 from patterns import make_pattern
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _DTYPES = {
     "f64": "float64",
@@ -45,8 +47,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Read a positive number of seconds.
+def positive(text: str) -> float:
+    """Read a positive number.
 
     Raises:
         argparse.ArgumentTypeError: It is none.
@@ -56,7 +58,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"({text}) must be a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"({text}) must be a positive number")
     return value
 
 
@@ -81,7 +83,29 @@ def heads(text: str) -> tuple[int, int]:
         argparse.ArgumentTypeError: They are none.
     """
     q, slash, kv = text.partition("/")
-    return count(q), count(kv if slash else q)
+    both = count(q), count(kv if slash else q)
+    if both[0] % both[1]:
+        raise argparse.ArgumentTypeError(
+            f"heads ({text}): query heads must be a multiple of KV heads"
+        )
+    return both
+
+
+def choice(kind: type[E]) -> Callable[[str], E]:
+    """Read one of the values of an enumeration.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none; the choices are listed.
+    """
+
+    def read(text: str) -> E:
+        try:
+            return kind(text.strip().lower())
+        except ValueError:
+            known = ", ".join(member.value for member in kind)
+            raise argparse.ArgumentTypeError(f"({text}) is unknown; choose {known}") from None
+
+    return read
 
 
 def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:

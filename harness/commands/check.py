@@ -4,20 +4,27 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from harness import checks
 from harness.check import Cell, Status
-from harness.commands.arguments import count, dtype, example, heads, length, listed
+from harness.commands.arguments import choice, count, dtype, example, heads, length, listed
+from harness.commands.progress import Live
 from harness.config import Config, Scope, Where
-from harness.grid import Axes, pairwise, whole
+from harness.grid import Axes, pairwise, size, spelled, whole
+from harness.problem import Dtype
+from harness.records import Record, ResultFile
+from patterns import make_pattern
 from strategies import strategy
+
+_MOST_RANKS = 512
+_MOST_TOKENS = 16384
 
 
 def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,13 +54,17 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("--dtype", type=listed(dtype), help="precisions")
     parser.add_argument(
         "--transport",
-        type=Where,
+        type=choice(Where),
         choices=(Where.LOCAL, Where.GLOO),
         default=Where.LOCAL,
         help="gloo: also run real processes and ask for the same bits",
     )
     parser.add_argument(
-        "--scope", type=Scope, choices=tuple(Scope), default=Scope.ATTENTION, help="what is run"
+        "--scope",
+        type=choice(Scope),
+        choices=tuple(Scope),
+        default=Scope.ATTENTION,
+        help="what is run",
     )
     parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
     parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
@@ -67,23 +78,25 @@ def run(args: argparse.Namespace) -> int:
     """Check the grid that the flags describe."""
     if args.scope is Scope.LAYER:
         raise ValueError("scope (layer) has no executor yet; use --scope attention")
-    configs = _configs(args)
+    axes = _axes(args)
+    begin = time.monotonic()
     output = args.output
     if output is None and args.full:
         output = Path("results") / "check-full" / "records.jsonl"
-    progress = checks.Progress(output) if output is not None else None
-    todo = [c for c in configs if progress is None or not progress.done(c)]
-    begin = time.monotonic()
-    cells = _judge(args, todo, progress)
-    records = _records(configs, cells, progress)
-    _report(args, records, time.monotonic() - begin)
-    return 1 if any(record["status"] == Status.FAILED for record in records) else 0
+    if output is None:
+        records = [cell.record() for pair in _judge(args, axes, set()) for cell in pair]
+        failed = _report(args, lambda: iter(records), begin)
+    else:
+        with ResultFile(output) as file:
+            done = _done(file)
+            for pair in _judge(args, axes, done):
+                file.append(*({**cell.record(), "config_hash": cell.config.hash} for cell in pair))
+            failed = _report(args, lambda: _kept(args, axes, file), begin)
+    return 1 if failed else 0
 
 
-def _configs(args: argparse.Namespace) -> list[Config]:
-    axes = Axes()
-    for text in args.strategies or ():
-        strategy(text)  # an unknown name is a wrong call, not a refused cell
+def _axes(args: argparse.Namespace) -> Axes:
+    """The axes that the flags describe; what they name wrongly is a wrong call, no refused cell."""
     given = {
         "strategies": args.strategies,
         "patterns": args.patterns,
@@ -94,88 +107,136 @@ def _configs(args: argparse.Namespace) -> list[Config]:
         "lengths": args.seqlen,
         "head_dims": args.head_dim,
     }
-    axes = replace(axes, **{name: values for name, values in given.items() if values})
-    return list(whole(axes) if args.full else pairwise(axes))
+    axes = replace(Axes(), **{name: values for name, values in given.items() if values})
+    for text in axes.strategies:
+        strategy(text)
+    for text in axes.patterns:
+        for seqlen in axes.lengths:
+            spelling, seqlen_kv = spelled(text, seqlen)
+            make_pattern(spelling, seqlen, seqlen_kv, cross=seqlen != seqlen_kv)
+    if max(axes.cps) > _MOST_RANKS:
+        raise ValueError(f"cp ({max(axes.cps)}) must be at most {_MOST_RANKS} in a check")
+    if max(axes.lengths) > _MOST_TOKENS:
+        raise ValueError(
+            f"seqlen ({max(axes.lengths)}) must be at most {_MOST_TOKENS} in a check: the dense "
+            "oracle holds matrices of its square"
+        )
+    return axes
 
 
-def _judge(
-    args: argparse.Namespace, configs: Sequence[Config], progress: checks.Progress | None
-) -> list[Cell]:
-    cells: list[Cell] = []
-    pairs = []
-    group = args.transport is Where.GLOO
-    with _bar() as bar:
-        task = bar.add_task("check", total=len(configs))
-        for pair in checks.check_all(configs, jobs=min(args.jobs, max(len(configs), 1))):
-            bar.advance(task)
-            pairs.append(pair)
-            if not group:
-                _keep(pair, cells, progress)
-        if group:
-            task = bar.add_task("gloo", total=len(pairs))
-            for pair in checks.group_all(pairs, repeat=args.repeat):
-                bar.advance(task)
-                _keep(pair, cells, progress)
-    return cells
+def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
+    """The cells, in the order in which they are judged."""
+    if args.transport is Where.GLOO:  # one team of processes at a time
+        parts = [replace(axes, cps=(cp,)) for cp in dict.fromkeys(axes.cps)]
+    else:
+        parts = [axes]
+    if args.full:
+        for part in parts:
+            yield from whole(part)
+    else:
+        configs = checks.dearest_first(pairwise(axes))
+        for part in parts:
+            yield from (config for config in configs if config.cp in part.cps)
 
 
-def _keep(pair: Iterable[Cell], cells: list[Cell], progress: checks.Progress | None) -> None:
-    for cell in pair:
-        cells.append(cell)
-        if progress is not None:
-            progress.add(cell)
+def _judge(args: argparse.Namespace, axes: Axes, done: set[str]) -> Iterator[tuple[Cell, Cell]]:
+    """Judge what is not done yet."""
+    total = size(axes) if args.full else sum(1 for _ in pairwise(axes))
+    with Live("check", total) as live:
+
+        def todo() -> Iterator[Config]:
+            for config in _configs(args, axes):
+                if done.issuperset(checks.hashes_of(config, args.transport)):
+                    live.skip()
+                else:
+                    yield config
+
+        jobs = min(args.jobs, total)
+        if args.transport is Where.GLOO:
+            pairs = checks.check_group(todo(), jobs=jobs, repeat=args.repeat)
+        else:
+            pairs = checks.check_all(todo(), jobs=jobs)
+        for pair in pairs:
+            yield pair
+            live.advance()
 
 
-def _records(
-    configs: Sequence[Config], cells: Sequence[Cell], progress: checks.Progress | None
-) -> list[dict[str, object]]:
-    records = [cell.record() for cell in cells]
-    if progress is not None:
-        fresh = {cell.config.hash for cell in cells}
-        wanted = {
-            checks.hash_of(config, direction)
-            for config in configs
-            for direction in type(config.direction)
-        }
-        records += [
-            {name: value for name, value in record.items() if name != "config_hash"}
-            for key, record in progress.records.items()
-            if key in wanted - fresh
-        ]
-    return records
+def _done(file: ResultFile) -> set[str]:
+    """Hashes of the cells that need no other try."""
+    done: set[str] = set()
+    for record in file.scan():
+        ended = record["status"] in (Status.PASSED, Status.REFUSED)
+        (done.add if ended else done.discard)(str(record["config_hash"]))
+    return done
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
+def _kept(args: argparse.Namespace, axes: Axes, file: ResultFile) -> Iterator[Record]:
+    """The newest record of each cell of this grid."""
+    wanted = {
+        digest
+        for config in _configs(args, axes)
+        for digest in checks.hashes_of(config, args.transport)
+    }
+    newest = {str(record["config_hash"]): at for at, record in enumerate(file.scan())}
+    for at, record in enumerate(file.scan()):
+        digest = str(record["config_hash"])
+        if digest in wanted and newest[digest] == at:
+            yield {name: value for name, value in record.items() if name != "config_hash"}
 
 
-def _report(args: argparse.Namespace, records: Sequence[dict[str, object]], took_s: float) -> None:
-    counts = {status: sum(r["status"] == status for r in records) for status in Status}
+class _Tally:
+    """What a report says of any number of records."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.counts = dict.fromkeys(Status, 0)
+        self.rows: dict[str, dict[Status, int]] = {}
+        self.worst: dict[tuple[str, str], float] = {}
+        self.refused: dict[str, int] = {}
+        self.failed: list[str] = []
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        status, name = Status(str(record["status"])), str(record["strategy"])
+        self.counts[status] += 1
+        row = self.rows.setdefault(name, dict.fromkeys(Status, 0))
+        row[status] += 1
+        found, limits = record["max_rel_error"], record["tolerances"]
+        assert isinstance(found, dict) and isinstance(limits, dict)
+        for tensor, error in found.items():
+            key = (name, str(record["dtype"]))
+            self.worst[key] = max(self.worst.get(key, 0.0), error / limits[tensor])
+        reason = str(record["reason"])
+        if status is Status.REFUSED:
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+        if status is Status.FAILED:
+            self.failed.append(f"{_name(record)}: {reason}")
+
+
+def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], begin: float) -> int:
+    """Print the result; return how many failed."""
+    tally = _Tally(records())
     if args.json:
-        body = {**{status.value: n for status, n in counts.items()}, "cells": records}
-        json.dump(body, sys.stdout)
-        print()
-        return
+        # Piece by piece: a whole product does not fit into memory.
+        counts = "".join(f'"{status.value}": {n}, ' for status, n in tally.counts.items())
+        sys.stdout.write("{" + counts + '"cells": [')
+        for number, record in enumerate(records()):
+            sys.stdout.write((", " if number else "") + json.dumps(record))
+        sys.stdout.write("]}\n")
+        return tally.counts[Status.FAILED]
     console = Console()
-    console.print(_table(records))
-    for record in records:
-        if record["status"] == Status.FAILED:
-            console.print(f"[red]failed[/red] {_name(record)}: {record['reason']}", highlight=False)
-    reasons = sorted({str(r["reason"]) for r in records if r["status"] == Status.REFUSED})
-    for reason in reasons:
-        console.print(f"[yellow]refused[/yellow] {reason}", highlight=False)
-    line = ", ".join(f"{n} {status.value}" for status, n in counts.items())
-    console.print(f"{line} in {took_s:.0f} s", highlight=False)
+    console.print(_table(tally))
+    for text in tally.failed:
+        console.print(f"failed {text}", highlight=False, markup=False, soft_wrap=True)
+    for reason, times in sorted(tally.refused.items()):
+        text = f"refused ({times} cells) {reason}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    line = ", ".join(f"{n} {status.value}" for status, n in tally.counts.items())
+    console.print(f"{line} in {time.monotonic() - begin:.0f} s", highlight=False)
+    return tally.counts[Status.FAILED]
 
 
-def _name(record: dict[str, object]) -> str:
+def _name(record: Record) -> str:
     return (
         f"{record['strategy']} {record['pattern']} cp={record['cp']} S={record['seqlen_q']}"
         f"/{record['seqlen_kv']} heads={record['heads_q']}/{record['heads_kv']} "
@@ -183,33 +244,19 @@ def _name(record: dict[str, object]) -> str:
     )
 
 
-def _table(records: Sequence[dict[str, object]]) -> Table:
-    table = Table(title="largest error / tolerance, by strategy", title_justify="left")
-    table.add_column("strategy")
-    for name in ("passed", "failed", "refused"):
-        table.add_column(name, justify="right")
-    for name in ("float64", "float32", "bfloat16"):
-        table.add_column(name, justify="right")
-    for text in dict.fromkeys(str(record["strategy"]) for record in records):
-        own = [record for record in records if record["strategy"] == text]
-        cells = [str(sum(r["status"] == status for r in own)) for status in Status]
-        cells += [_worst(own, name) for name in ("float64", "float32", "bfloat16")]
-        table.add_row(text, *cells)
+def _table(tally: _Tally) -> Table:
+    dtypes = [name for name in Dtype if any(key[1] == name for key in tally.worst)]
+    table = Table(
+        title="largest error / tolerance, by strategy",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
+    table.add_column("strategy", overflow="fold")
+    for name in (*Status, *dtypes):
+        table.add_column(name.value, justify="right", no_wrap=True)
+    for text, row in tally.rows.items():
+        ratios = [tally.worst.get((text, name)) for name in dtypes]
+        cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        table.add_row(text, *(str(n) for n in row.values()), *cells)
     return table
-
-
-def _worst(records: Sequence[dict[str, object]], dtype_name: str) -> str:
-    """Largest ratio of error to tolerance, 1.00 being the limit."""
-    ratios = [
-        error / limit
-        for record in records
-        if record["dtype"] == dtype_name
-        for error, limit in _ratios(record)
-    ]
-    return f"{max(ratios):.2f}" if ratios else ""
-
-
-def _ratios(record: dict[str, object]) -> list[tuple[float, float]]:
-    found, limits = record["max_rel_error"], record["tolerances"]
-    assert isinstance(found, dict) and isinstance(limits, dict)
-    return [(float(found[name]), float(limits[name])) for name in found]

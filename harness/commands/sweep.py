@@ -3,25 +3,37 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness import suite
 from harness.cell import Status
 from harness.checks import cores
 from harness.cluster import CLUSTERS
-from harness.commands.arguments import count, dtype, example, heads, length, listed, seconds
+from harness.commands.arguments import (
+    choice,
+    count,
+    dtype,
+    example,
+    heads,
+    length,
+    listed,
+    positive,
+)
+from harness.commands.progress import Live
 from harness.config import Config, Where
+from harness.launch import Launch
 from harness.problem import Direction
 from harness.records import Record, ResultFolder
 from harness.simulated import simulate_cells
 from harness.suite import Mode, Part
 from harness.summary import write_summaries
-from harness.sweep import Limits, in_order, measure_cells, pending
+from harness.sweep import Crews, Limits, in_order, measure_cells, pending
 from harness.tables import print_sweep
 from patterns import make_pattern
 
@@ -34,7 +46,7 @@ _AXES = {
     "head_dim": count,
     "batch": count,
     "dtype": dtype,
-    "direction": Direction,
+    "direction": choice(Direction),
     "cluster": str,
 }
 _GIB = 2**30
@@ -60,7 +72,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     parser.add_argument("--suite", default="quick", help="a name, or a TOML file")
     parser.add_argument(
-        "--mode", type=Mode, choices=tuple(Mode), help="which parts of the suite to run"
+        "--mode", type=choice(Mode), choices=tuple(Mode), help="which parts of the suite to run"
     )
     axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
     axes.add_argument("--strategies", type=listed(str), help="names with options; * is all")
@@ -71,15 +83,15 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--head-dim", type=listed(count), help="widths")
     axes.add_argument("--batch", type=listed(count), help="batch sizes")
     axes.add_argument("--dtype", type=listed(dtype), help="precisions")
-    axes.add_argument("--direction", type=listed(Direction), help="forward,backward")
+    axes.add_argument("--direction", type=listed(choice(Direction)), help="forward,backward")
     axes.add_argument("--cluster", type=listed(str), help=f"of {', '.join(CLUSTERS)}")
     runs = parser.add_argument_group("measured cells")
     runs.add_argument("--iterations", type=count, default=Limits().iterations, help="that count")
     runs.add_argument("--warmup", type=count, default=Limits().warmup, help="that do not count")
     runs.add_argument("--threads", type=count, default=1, help="of each rank")
-    runs.add_argument("--timeout", type=seconds, default=Limits().timeout_s, help="s, per cell")
+    runs.add_argument("--timeout", type=positive, default=Limits().timeout_s, help="s, per cell")
     runs.add_argument(
-        "--memory", type=seconds, default=Limits().memory_bytes / _GIB, help="GiB, per rank"
+        "--memory", type=positive, default=Limits().memory_bytes / _GIB, help="GiB, per rank"
     )
     out = parser.add_argument_group("results")
     out.add_argument("-o", "--output", type=Path, help="folder (default: results/<time>)")
@@ -87,12 +99,12 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     out.add_argument("--dry-run", action="store_true", help="list the cells and stop")
     out.add_argument("--jobs", type=count, default=cores(), help="simulations at once")
     out.add_argument("--json", action="store_true", help="print the records on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, launch=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a sweep."""
-    cells = _cells(args)
+    cells = [_placed(cell, args.launch) for cell in _cells(args)]
     if args.dry_run:
         return _dry_run(args, cells)
     folder = args.output or Path("results") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -102,10 +114,11 @@ def run(args: argparse.Namespace) -> int:
                 f"results folder ({folder}) has {len(results.records)} records; "
                 "give --resume to go on from them, or name another"
             )
-        todo = pending(cells, results.records)
-        _run(args, todo, results)
-        records = in_order(cells, results.records)
-        write_summaries(folder, records)
+        try:
+            _run(args, pending(cells, results.records), results)
+        finally:  # what is done is done, also if Ctrl-C ends it here
+            records = in_order(cells, results.records)
+            write_summaries(folder, records)
     if args.json:
         json.dump(records, sys.stdout)
         print()
@@ -130,11 +143,16 @@ def _cells(args: argparse.Namespace) -> list[Config]:
     return list(dict.fromkeys(cells))
 
 
+def _placed(cell: Config, ranks: Launch | None) -> Config:
+    """Put a measured cell on GPUs where the launched ranks have them."""
+    if ranks is None or ranks.backend != "nccl" or cell.transport is not Where.GLOO:
+        return cell
+    return replace(cell, transport=Where.NCCL)
+
+
 def _dry_run(args: argparse.Namespace, cells: Sequence[Config]) -> int:
     if args.json:
-        json.dump(
-            [{"config_hash": cell.hash, "strategy": cell.strategy} for cell in cells], sys.stdout
-        )
+        json.dump([{"config_hash": cell.hash, **asdict(cell)} for cell in cells], sys.stdout)
         print()
         return 0
     for cell in cells:
@@ -155,23 +173,19 @@ def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolde
         warmup=args.warmup,
         iterations=args.iterations,
     )
+    ranks: Launch | None = args.launch
+    crews = None
+    if ranks is not None:
+        crews = Crews(lambda cp: ranks.crew(cp, limits.threads), ranks.world)
     simulate = [cell for cell in cells if cell.transport is Where.SIMULATED]
     measure = [cell for cell in cells if cell.transport is not Where.SIMULATED]
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        # Measured first: nothing else may run beside them.
-        parts: list[tuple[str, Sequence[Config], Iterator[Record]]] = [
-            ("measure", measure, measure_cells(measure, limits)),
-            ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs)),
-        ]
-        for name, own, records in parts:
-            task = bar.add_task(name, total=len(own), visible=bool(own))
+    # Measured first: nothing else may run beside them.
+    parts: list[tuple[str, Sequence[Config], Generator[Record, None, None]]] = [
+        ("measure", measure, measure_cells(measure, limits, crews)),
+        ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs)),
+    ]
+    for name, own, records in parts:
+        with Live(name, len(own)) as live, closing(records):
             for entry in records:
                 results.append(entry)
-                bar.advance(task)
+                live.advance()

@@ -1,0 +1,80 @@
+"""Live progress on stderr: a bar with the time left, or a line now and then if no terminal."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_LINE_S = 30.0
+"""Between two lines where stderr is no terminal."""
+
+
+class Live:
+    """Progress of some work; use as a context manager.
+
+    Args:
+        name: What is worked on.
+        total: How many items.
+    """
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total, self._done = name, total, 0
+        self._begin = self._told = time.monotonic()
+        terminal = sys.stderr.isatty()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+            disable=not terminal or not total,
+        )
+        self._task = self._bar.add_task(name, total=total)
+        self._lines = not terminal
+
+    def __enter__(self) -> Self:
+        """Show it."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """Count one item as done."""
+        self._done += 1
+        self._bar.advance(self._task)
+        now = time.monotonic()
+        if self._lines and now - self._told > _LINE_S:
+            self._told = now
+            left = (now - self._begin) / self._done * (self._total - self._done)
+            text = f"{self._name}: {self._done} of {self._total}, about {_clock(left)} left"
+            print(text, file=sys.stderr, flush=True)
+
+    def skip(self) -> None:
+        """Take one item out of the count: it was done in an earlier run."""
+        self._total -= 1
+        self._bar.update(self._task, total=self._total)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
