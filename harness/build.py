@@ -106,7 +106,9 @@ class PlanBuilder:
         return tuple([i for i in q if self._row[i]])
 
     def tokens(self, tensor: Tensor, chunks: Chunks) -> int:
-        """Tokens in chunks of a tensor."""
+        """Tokens in chunks of a tensor; a weight counts as one."""
+        if tensor.is_weight:
+            return 1
         table = self.keys.chunks if tensor.on_kv else self.queries.chunks
         return sum(len(table[c]) for c in chunks)
 
@@ -120,6 +122,11 @@ class PlanBuilder:
             piece = self.piece(tensor, chunks, heads, version)
             if piece.heads and self.tokens(tensor, chunks):
                 self._initial.append(Resident(Place(rank), piece))
+
+    def hold_piece(self, place: Place, piece: Piece) -> None:
+        """Let a place hold one exact piece before the first task."""
+        if piece.chunks and piece.heads and self.tokens(piece.tensor, piece.chunks):
+            self._initial.append(Resident(place, piece))
 
     def piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
         """Name a piece by its query heads; for a key tensor these become their KV heads.
@@ -159,6 +166,11 @@ class PlanBuilder:
             piece = self.piece(tensor, chunks, heads, version)
             if piece.chunks and piece.heads:
                 self._saved.append(Resident(Place(rank), piece))
+
+    def save_piece(self, place: Place, piece: Piece) -> None:
+        """Promise that a place keeps one exact piece for the backward plan."""
+        if piece.chunks and piece.heads:
+            self._saved.append(Resident(place, piece))
 
     # Tasks ----------------------------------------------------------------------------------
 

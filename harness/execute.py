@@ -264,11 +264,11 @@ class _Interpreter:
                 tag += sum(len(leg.pieces) for leg in legs)
                 for slab in step.frees:
                     self._free(slab)
-            results = {
-                resident: self._result(resident)
-                for resident in (*self.plan.outputs, *self.plan.saved)
-                if resident.place.rank in self.local
-            }
+            results: dict[Resident, torch.Tensor] = {}
+            for resident in (*self.plan.outputs, *self.plan.saved):
+                if resident.place.rank in self.local:
+                    self.watch.on_place(resident.place)
+                    results[resident] = self._result(resident)
             for slab in list(self.leaving):
                 self._sent(slab)
             for rank in list(self.packed):

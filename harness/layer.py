@@ -181,12 +181,6 @@ class _Around:
             found += weights(self.problem, rank)
         return found
 
-    def finish(self, part: Tensor, owned: Sequence[Resident]) -> Iterator[Task]:
-        for rank in self.ranks:
-            chunks = _chunks(owned, rank)
-            if chunks:
-                yield Finish(Place(rank), (tokens(part, chunks),))
-
 
 class _Forward(_Around):
     """Projections before, output projection after."""
@@ -214,12 +208,9 @@ class _Forward(_Around):
         for rank in self.ranks:
             mine = [piece for place, piece in outs if place.rank == rank]
             yield from (output(self.problem, rank, piece) for piece in mine)
-            yield from self.finish_rank(rank)
-
-    def finish_rank(self, rank: int) -> Iterator[Task]:
-        chunks = _chunks(self.owned, rank)
-        if chunks:
-            yield Finish(Place(rank), (tokens(Tensor.Y_PART, chunks),))
+            chunks = _chunks(self.owned, rank)
+            if chunks:
+                yield Finish(Place(rank), (tokens(Tensor.Y_PART, chunks),))
 
     def outputs(self) -> Iterator[Resident]:
         for rank in self.ranks:
@@ -273,6 +264,7 @@ class _Backward(_Around):
             for place, piece in grads:
                 if place.rank == rank:
                     yield from into_x(self.problem, rank, piece)
+        for rank in self.ranks:
             chunks = _chunks(self.made, rank)
             if chunks:
                 yield Finish(Place(rank), (tokens(Tensor.DX_PART, chunks),))

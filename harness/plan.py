@@ -543,7 +543,7 @@ class Plan:
     def chunks(self, piece: Piece) -> tuple[range, ...]:
         """Positions of each chunk of a piece; of a weight, one token that stands for none."""
         if piece.tensor.is_weight:
-            return (range(1),)
+            return (range(1),) * len(piece.chunks)
         table = self.kv_chunks if piece.tensor.on_kv else self.q_chunks
         return tuple(table[chunk] for chunk in piece.chunks)
 

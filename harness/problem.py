@@ -115,6 +115,14 @@ class Problem:
         """Bit set of the KV heads that the query heads in the bit set `heads` use."""
         return _kv_heads(self.group, heads)
 
+    def query_heads(self, kv_heads: int) -> int:
+        """Bit set of all query heads that use the KV heads in the bit set `kv_heads`."""
+        whole, heads = (1 << self.group) - 1, 0
+        for head in range(kv_heads.bit_length()):
+            if kv_heads >> head & 1:
+                heads |= whole << head * self.group
+        return heads
+
     @property
     def width(self) -> int:
         """Model width, which plans of whole layers need.

@@ -24,6 +24,11 @@ class Options:
         inner: Length of the inner ring of the double ring; None takes the longest inside a node.
         rows: Rows of ranks of the grid; None takes what moves the fewest bytes.
         fused: The grid by collectives, with one tile per rank.
+        stage_heads: Query heads of a stage of UPipe, over all ranks; None is the fewest it can.
+        in_order: UPipe's stages take heads in their natural order, so that keys are sent again.
+        save_gathered: UPipe saves gathered q, k and v, rather than project again in backward.
+        resend: UPipe with a ring sends visiting keys again in each stage, rather than keep them.
+        parts: Parts of the sequence that FPDT works on one by one; None makes them 64K tokens.
     """
 
     prune: bool = True
@@ -34,6 +39,11 @@ class Options:
     inner: int | None = None
     rows: int | None = None
     fused: bool = False
+    stage_heads: int | None = None
+    in_order: bool = False
+    save_gathered: bool = False
+    resend: bool = False
+    parts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +183,17 @@ def _degree(value: str) -> int:
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "fused": _flag,
+    "in_order": _flag,
     "inner": _degree,
+    "parts": _degree,
     "placement": Placement,
     "prune": _flag,
+    "resend": _flag,
     "ring": _degree,
     "ring_inside": _flag,
     "rows": _degree,
+    "save_gathered": _flag,
+    "stage_heads": _degree,
     "ulysses": _degree,
 }
 """How the value of each option is read."""

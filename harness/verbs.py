@@ -271,7 +271,14 @@ class HeadGroups:
         return next(group for group in self.groups if rank in group)
 
 
-def to_heads(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
+def to_heads(
+    b: PlanBuilder,
+    groups: HeadGroups,
+    tensor: Tensor,
+    *,
+    version: int = 0,
+    arrive: int = GATHERED,
+) -> None:
     """All-to-all: each rank gives up its tokens' heads and gets its heads of the group's tokens."""
     ranks = range(b.problem.cp)
     wanted = [_wanted(b, tensor, _owned(b, rank, tensor)) for rank in ranks]
@@ -280,8 +287,8 @@ def to_heads(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
         Leg(
             places[src],
             places[dst],
-            (b.piece(tensor, wanted[src], groups.heads[dst]),),
-            GATHERED,
+            (b.piece(tensor, wanted[src], groups.heads[dst], version),),
+            arrive,
         )
         for group in groups.groups
         for dst in group
@@ -309,12 +316,15 @@ def to_tokens(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
     b.collective(CollectiveKind.ALL_TO_ALL, legs)
 
 
-def kv_grads_to_tokens(b: PlanBuilder, groups: HeadGroups) -> None:
-    """Finish dk and dv, return them to the tokens' owners and promise them there.
+def kv_grads_to_tokens(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
+    """Finish dk and dv of the groups' heads and return them to the tokens' owners.
 
     A KV head whose query heads all live on one rank is complete there and returns in the problem's
     dtype. One that was copied to several ranks returns as partial sums, added by the owner in rank
     order.
+
+    Returns:
+        (rank, piece) of what is then where.
     """
     for group in groups.groups:
         for rank in group:
@@ -323,10 +333,10 @@ def kv_grads_to_tokens(b: PlanBuilder, groups: HeadGroups) -> None:
             b.finish_pieces(rank, [b.exact_piece(t, tuple(sorted(own)), whole) for t in KV_GRADS])
     for tensor in (Tensor.DK, Tensor.DV):
         to_tokens(b, groups, tensor)
-    _sum_copies(b, groups)
+    return _sum_copies(b, groups)
 
 
-def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> None:
+def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
     shared = [
         b.problem.kv_heads(heads) & ~_whole_heads(b, groups, rank, Tensor.DK)
         for rank, heads in enumerate(groups.heads)
@@ -344,7 +354,11 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> None:
             for src in group
         ]
         b.collective(CollectiveKind.REDUCE_SCATTER, legs)
+    found: list[tuple[int, Piece]] = []
     for group in groups.groups:
+        everything = 0
+        for src in group:
+            everything |= b.problem.kv_heads(groups.heads[src])
         for dst in group:
             own = _owned(b, dst, Tensor.DK)
             pieces: list[Piece] = [
@@ -357,10 +371,11 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> None:
             for src in group:
                 copied |= shared[src]
             b.finish_pieces(dst, [b.exact_piece(tensor, own, copied) for tensor in KV_GRADS])
-            everything = b.problem.kv_heads(b.problem.all_heads)
             for tensor in (Tensor.DK, Tensor.DV):
-                b.output_piece(dst, b.exact_piece(tensor, own, copied))
-                b.output_piece(dst, b.exact_piece(tensor, own, everything & ~copied, GATHERED))
+                summed = b.exact_piece(tensor, own, copied)
+                whole = b.exact_piece(tensor, own, everything & ~copied, GATHERED)
+                found += [(dst, piece) for piece in (summed, whole) if piece.chunks and piece.heads]
+    return found
 
 
 def head_attention(b: PlanBuilder, groups: HeadGroups, ring: Ring) -> None:
@@ -398,7 +413,8 @@ def head_attention(b: PlanBuilder, groups: HeadGroups, ring: Ring) -> None:
     to_tokens(b, groups, Tensor.DQ)
     for rank in ranks:
         b.output(rank, [Tensor.DQ], b.queries.owned[rank], everything, GATHERED)
-    kv_grads_to_tokens(b, groups)
+    for rank, piece in kv_grads_to_tokens(b, groups):
+        b.output_piece(rank, piece)
 
 
 def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[Seat, ...]:

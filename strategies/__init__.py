@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 
 from harness.strategy import Chosen, Strategy, choose
-from strategies import allgather, double_ring, grid, owner, ring, stripe, ulysses, usp, zigzag
+from strategies import (
+    allgather,
+    double_ring,
+    grid,
+    owner,
+    ring,
+    stripe,
+    ulysses,
+    upipe,
+    usp,
+    zigzag,
+)
 
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
@@ -20,6 +31,14 @@ STRATEGIES: Mapping[str, Strategy] = {
         grid.STRATEGY,
     )
 }
+"""Those that plan attention, and so any layer around it."""
+
+LAYER_STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy for strategy in (upipe.STRATEGY,)
+}
+"""Those that plan whole layers only, because projections are part of them."""
+
+EVERY_STRATEGY: Mapping[str, Strategy] = {**STRATEGIES, **LAYER_STRATEGIES}
 
 
 def strategy(text: str) -> Chosen:
@@ -28,4 +47,4 @@ def strategy(text: str) -> Chosen:
     Raises:
         ValueError: Unknown name, option or value; the choices are listed.
     """
-    return choose(text, STRATEGIES)
+    return choose(text, EVERY_STRATEGY)

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands.arguments import example
+from harness.config import Scope
 from harness.problem import Dtype
 from harness.strategy import ALIASES
 from patterns import PATTERNS, make_pattern
-from strategies import STRATEGIES
+from strategies import EVERY_STRATEGY, STRATEGIES
 
 _PICTURED_TOKENS = 512
 _PICTURE_COLUMNS = 16
@@ -25,6 +26,7 @@ class _StrategyEntry(TypedDict):
     summary: str
     paper: str
     options: list[str]
+    scopes: list[str]
 
 
 class _PatternEntry(TypedDict):
@@ -84,8 +86,9 @@ def _strategies() -> list[_StrategyEntry]:
             summary=strategy.summary,
             paper=strategy.paper,
             options=sorted(strategy.accepts),
+            scopes=[scope for scope in Scope if scope is Scope.LAYER or name in STRATEGIES],
         )
-        for name, strategy in STRATEGIES.items()
+        for name, strategy in EVERY_STRATEGY.items()
     ]
 
 
@@ -116,12 +119,14 @@ def _dtypes() -> list[_DtypeEntry]:
 
 
 def _strategy_table() -> Table:
-    table = Table("strategy", "also called", "what it does", "options", "paper", title="strategies")
+    columns = ("strategy", "also called", "what it does", "scope", "options", "paper")
+    table = Table(*columns, title="strategies")
     for entry in _strategies():
         table.add_row(
             entry["name"],
             ", ".join(entry["aliases"]),
             entry["summary"],
+            ", ".join(entry["scopes"]),
             ", ".join(entry["options"]),
             entry["paper"],
         )

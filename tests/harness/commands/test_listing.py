@@ -8,7 +8,7 @@ import pytest
 from harness.commands import listing
 from harness.problem import Dtype
 from patterns import PATTERNS, make_pattern
-from strategies import STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 
 def call(*words: str) -> int:
@@ -23,7 +23,9 @@ def test_json_lists_every_strategy_pattern_and_dtype(capsys: pytest.CaptureFixtu
     assert call("--json") == 0
     body = json.loads(capsys.readouterr().out)
 
-    assert list(STRATEGIES) == [entry["name"] for entry in body["strategies"]]
+    assert list(EVERY_STRATEGY) == [entry["name"] for entry in body["strategies"]]
+    layers_only = [e["name"] for e in body["strategies"] if e["scopes"] == ["layer"]]
+    assert [name for name in EVERY_STRATEGY if name not in STRATEGIES] == layers_only
     assert list(PATTERNS) == [entry["name"] for entry in body["patterns"]]
     assert list(Dtype) == [entry["name"] for entry in body["dtypes"]]
 
@@ -61,7 +63,7 @@ def test_tables_show_names_summaries_and_pictures(capsys: pytest.CaptureFixture[
     assert call() == 0
     captured = capsys.readouterr()
 
-    for name in (*STRATEGIES, *PATTERNS, *Dtype):
+    for name in (*EVERY_STRATEGY, *PATTERNS, *Dtype):
         assert f"│ {name} " in captured.out
     assert "██▓░············" in captured.out
     assert "lengths (must be given)" in captured.out

@@ -1,0 +1,161 @@
+"""The verbs of strategies that plan a whole layer: products at the token owner, heads in stages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness import layer
+from harness.build import PlanBuilder
+from harness.errors import UnsupportedError
+from harness.plan import NO_HEADS, Finish, Piece, Place, Tensor
+from harness.problem import Direction, Problem
+
+
+def only_layers(problem: Problem, name: str) -> None:
+    """Refuse attention scope.
+
+    Raises:
+        UnsupportedError: The problem has no model width.
+    """
+    if problem.hidden is None:
+        raise UnsupportedError(
+            f"{name}: projections are part of it, so it plans whole layers, not attention alone; "
+            "choose scope layer",
+            ("--scope layer",),
+        )
+
+
+def hold_layer(b: PlanBuilder, rank: int) -> None:
+    """Start with x of the own tokens (backward also dy) and all weights."""
+    own, place = b.queries.owned[rank], Place(rank)
+    kinds = (Tensor.X,) if b.direction is Direction.FORWARD else (Tensor.X, Tensor.DY)
+    for tensor in kinds:
+        b.hold_piece(place, b.exact_piece(tensor, own, NO_HEADS))
+    for _, piece in layer.weights(b.problem, rank):
+        b.hold_piece(place, piece)
+
+
+def project(b: PlanBuilder, rank: int, piece: Piece) -> None:
+    """Make heads of q, k or v of the own tokens from x."""
+    if piece.chunks and piece.heads:
+        b.add(layer.project(b.problem, rank, piece))
+
+
+def add_output(b: PlanBuilder, rank: int, outs: Iterable[Piece]) -> None:
+    """Add heads of out to y."""
+    for out in outs:
+        if out.chunks and out.heads:
+            b.add(layer.output(b.problem, rank, out))
+
+
+def finish_y(b: PlanBuilder, rank: int, chunks: tuple[int, ...]) -> None:
+    """Finish y of tokens and promise it."""
+    _finish_rows(b, rank, Tensor.Y_PART, Tensor.Y, chunks)
+
+
+def start_gradients(b: PlanBuilder, rank: int, dout: Piece, outs: Iterable[Piece]) -> None:
+    """Make dout from dy, and add what each part of out gives to the gradient of w_o."""
+    if dout.chunks and dout.heads:
+        b.add(layer.dout(b.problem, rank, dout))
+    for out in outs:
+        if out.chunks and out.heads:
+            b.add(layer.output_weight_gradient(b.problem, rank, out))
+
+
+def add_gradients(b: PlanBuilder, rank: int, grads: Iterable[Piece]) -> None:
+    """Add heads of dq, dk or dv to dx and to their weights' gradients."""
+    for grad in grads:
+        if grad.chunks and grad.heads:
+            for task in layer.into_x(b.problem, rank, grad):
+                b.add(task)
+
+
+def finish_x(b: PlanBuilder, rank: int, chunks: tuple[int, ...]) -> None:
+    """Finish dx of tokens and promise it."""
+    _finish_rows(b, rank, Tensor.DX_PART, Tensor.DX, chunks)
+
+
+def output_weight_gradients(
+    b: PlanBuilder, rank: int, query_sets: Iterable[int], kv_sets: Iterable[int]
+) -> None:
+    """Promise a rank's sums of the weights' gradients, in the sets of heads that they grew in.
+
+    A rank without tokens has none.
+    """
+    if not b.tokens(Tensor.X, b.queries.owned[rank]):
+        return
+    by_kv, by_query = tuple(kv_sets), tuple(query_sets)
+    for part in layer.WEIGHT_GRADS:
+        for heads in by_kv if part.on_kv else by_query:
+            b.output_piece(rank, layer.weight(b.problem, part, heads))
+
+
+def _finish_rows(
+    b: PlanBuilder, rank: int, part: Tensor, whole: Tensor, chunks: tuple[int, ...]
+) -> None:
+    piece = b.exact_piece(part, chunks, NO_HEADS)
+    if piece.chunks:
+        b.add(Finish(Place(rank), (piece,)))
+        b.output_piece(rank, piece._replace(tensor=whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Query heads stage by stage, and with them when each KV head comes and goes.
+
+    A KV head comes to the ranks that use it when the first of them does, and its gradient leaves
+    when the last of them is done; so it crosses the network once per rank that uses it.
+
+    Attributes:
+        problem: What is computed.
+        heads: Per stage and rank, the query heads that it attends (bit set).
+    """
+
+    problem: Problem
+    heads: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        """How many stages."""
+        return len(self.heads)
+
+    def all_of(self, rank: int) -> int:
+        """Query heads of a rank, over all stages."""
+        return _union(stage[rank] for stage in self.heads)
+
+    def in_stage(self, stage: int) -> int:
+        """Query heads of a stage, over all ranks."""
+        return _union(self.heads[stage])
+
+    def arriving(self, stage: int) -> tuple[int, ...]:
+        """Per rank, all query heads of the KV heads that come to it in a stage."""
+        earlier = _union(self._kv_heads(before) for before in range(stage))
+        return self._of_ranks(self._kv_heads(stage) & ~earlier)
+
+    def leaving(self, stage: int) -> tuple[int, ...]:
+        """Per rank, its own query heads of the KV heads that it is done with in a stage."""
+        later = _union(self._kv_heads(after) for after in range(stage + 1, len(self.heads)))
+        whole = self._of_ranks(self._kv_heads(stage) & ~later)
+        return tuple(heads & self.all_of(rank) for rank, heads in enumerate(whole))
+
+    def sets(self) -> tuple[list[int], list[int]]:
+        """Query heads of each stage, and KV heads that are done in each, over all ranks."""
+        kv_heads = self.problem.kv_heads
+        stages = range(len(self.heads))
+        done = [kv_heads(_union(self.leaving(stage))) for stage in stages]
+        return [self.in_stage(stage) for stage in stages], [heads for heads in done if heads]
+
+    def _kv_heads(self, stage: int) -> int:
+        return self.problem.kv_heads(self.in_stage(stage))
+
+    def _of_ranks(self, kv_heads: int) -> tuple[int, ...]:
+        problem = self.problem
+        return tuple(
+            problem.query_heads(kv_heads & problem.kv_heads(self.all_of(rank)))
+            for rank in range(len(self.heads[0]))
+        )
+
+
+def _union(sets: Iterable[int]) -> int:
+    whole = 0
+    for each in sets:
+        whole |= each
+    return whole
