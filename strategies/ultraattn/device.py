@@ -1,0 +1,135 @@
+"""Device tiling: which device computes which block, with a proof or with the gap.
+
+Bound by counting, search, then decide whether one unit less is possible; repeat. Afterwards the
+time that is left lowers the total volume at the same maximum.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.milp import Status, relative_gap
+from strategies.ultraattn.account import Cells, Instance, Line, account
+from strategies.ultraattn.bounds import lower_bound
+from strategies.ultraattn.partition import decide
+from strategies.ultraattn.program import decide_by_blocks
+from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
+
+DEFAULT_S = 2.0
+PROOF_S = 60.0
+_FIRST_S = 0.3
+_VOLUME = 0.2  # share of the time that goes to the volume
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """An assignment and what is known about it.
+
+    Attributes:
+        cells: Device of each block; None where empty.
+        value: Largest amount that a device receives or sends.
+        bound: Proved lower bound on it.
+        volume: All that is received.
+        status: OPTIMAL (value = bound) or FEASIBLE.
+        seconds: CPU time.
+        source: What settled it: `bound`, `proof` or `budget`.
+    """
+
+    cells: tuple[tuple[int | None, ...], ...]
+    value: int
+    bound: int
+    volume: int
+    status: Status
+    seconds: float
+    source: str
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value; 0 when proved."""
+        return relative_gap(self.value, self.bound)
+
+    def lines(self, instance: Instance) -> tuple[Line, ...]:
+        """Return the account of each device."""
+        return account(instance, self.cells)
+
+
+def assign(
+    instance: Instance,
+    *,
+    seconds: float = DEFAULT_S,
+    prove: bool = False,
+    seed: int = 0,
+    given: Sequence[Cells] = (),
+) -> Assigned:
+    """Assign every block to a device.
+
+    Args:
+        instance: What is assigned.
+        seconds: CPU seconds to spend; with `prove`, those beyond which it gives up.
+        prove: Spend at least `PROOF_S` on the proof.
+        seed: Equal seeds give the same search.
+        given: Assignments to start from.
+    """
+    start = time.process_time()
+    end = start + (max(seconds, PROOF_S) if prove else seconds)
+    bound = lower_bound(instance)
+    if not instance.blocks:
+        best, source = Best(0, 0, ()), "bound"
+        return _assigned(instance, best, 0, start, source)
+    plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in given]
+    search = Search(instance, seed, plans)
+    best = search.best
+    assert best is not None  # the cap is one that packing reaches
+    source, slice_s = "bound", _FIRST_S
+    while best.value > bound:
+        left = end - time.process_time()
+        if left <= 0:
+            source = "budget"
+            break
+        search.run(min(slice_s, left), bound)
+        best = better(best, search.best) or best
+        if best.value == bound:
+            break
+        left = end - time.process_time()
+        proved, found = _decide(instance, best.value - 1, min(2 * slice_s, left), seed)
+        if proved:
+            bound, source = best.value, "proof"
+        elif found is not None:
+            best = better(best, judged(instance, found)) or best
+            search.best = best
+        slice_s *= 2
+    if best.value == bound or not prove:
+        left = end - time.process_time()
+        share = _VOLUME * (time.process_time() - start + 0.2)
+        search.best = best
+        search.run(min(max(left, 0.0), share), best.value, lower_volume=True)
+        best = better(best, search.best) or best
+    return _assigned(instance, best, bound, start, source)
+
+
+def _decide(
+    instance: Instance, most: int, seconds: float, seed: int
+) -> tuple[bool, Assignment | None]:
+    """Return whether a maximum of `most` is refuted, and otherwise a plan if one was found."""
+    if seconds <= 0:
+        return False, None
+    start = time.process_time()
+    decision = decide(instance, most, seconds, seed=seed)
+    if decision is not None:
+        return decision.status is Status.INFEASIBLE, decision.devices
+    left = seconds - (time.process_time() - start)
+    answer, devices = decide_by_blocks(instance, most, left, seed=seed)
+    return answer.status is Status.INFEASIBLE, devices
+
+
+def _assigned(instance: Instance, best: Best, bound: int, start: float, source: str) -> Assigned:
+    cells = cells_of_blocks(instance, best.devices)
+    return Assigned(
+        cells=tuple(map(tuple, cells)),
+        value=best.value,
+        bound=bound,
+        volume=best.volume,
+        status=Status.OPTIMAL if best.value == bound else Status.FEASIBLE,
+        seconds=time.process_time() - start,
+        source=source,
+    )

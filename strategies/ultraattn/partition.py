@@ -1,0 +1,352 @@
+"""Can the maximum be at most V? Answered with a partition of the blocks into one set per device.
+
+Every set that a device can hold within the cap and within V is a column; a plan is one column per
+device that together hold each block once. The linear relaxation, solved by column generation, is
+far stronger than that of the block-wise program: its bound on the total volume alone often exceeds
+devices x V, which is a proof. Otherwise columns whose reduced cost exceeds the difference cannot
+be in any plan, and SCIP decides over the rest.
+"""
+
+import time
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.milp import Status, new_model, solve
+from strategies.ultraattn.account import Instance
+from strategies.ultraattn.search import Assignment
+
+Reals = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Masks = NDArray[np.uint64]
+
+_BLOCKS = 64  # bits of a mask
+_COLUMNS = 300_000  # more are not worth their linear program
+_RESIDUAL = 40_000  # columns that SCIP is given at most
+_ADDED = 40  # columns per device and iteration
+_CUTS = 60  # added at a time
+_SMALL = 1500  # columns that SCIP decides over at once
+_SAFE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """All sets of blocks that some device can hold.
+
+    Attributes:
+        device: Of each set.
+        mask: Its blocks, one bit each.
+        cost: What it adds to the volume: in and out, of its remote rows and columns.
+        coefficient: (sets, blocks + 2 * devices): holds a block; adds to received and sent.
+    """
+
+    device: Ints
+    mask: Masks
+    cost: Reals
+    coefficient: NDArray[np.float32]
+
+
+def enumerate_columns(instance: Instance, most: int) -> Columns | None:
+    """Return every useful set, or None when there are too many or too many blocks."""
+    if len(instance.blocks) > _BLOCKS:
+        return None
+    parts = []
+    count = 0
+    for device in range(instance.devices):
+        sets = _sets(instance, device, most)
+        if sets is None:
+            return None
+        count += len(sets[0])
+        if count > _COLUMNS:
+            return None
+        parts.append(_columns(instance, device, *sets))
+    return Columns(
+        device=np.concatenate([part.device for part in parts]),
+        mask=np.concatenate([part.mask for part in parts]),
+        cost=np.concatenate([part.cost for part in parts]),
+        coefficient=np.concatenate([part.coefficient for part in parts]),
+    )
+
+
+def _sets(instance: Instance, device: int, most: int) -> tuple[Masks, Masks, Masks, Ints] | None:
+    """Return masks of blocks, remote rows and remote columns, and inside traffic, of every set."""
+    w, cap = instance.weights, instance.cap
+    need = max(0, instance.total - (instance.devices - 1) * cap)
+    fixed = {(i, j): d for i, j, d in instance.fixed}
+    sizes = [instance.work[i][j] for i, j in instance.blocks]
+    mask = rows = columns = np.zeros(1, dtype=np.uint64)
+    load = inside = np.zeros(1, dtype=np.int64)
+    rest = sum(sizes)
+    for b, (i, j) in enumerate(instance.blocks):
+        rest -= sizes[b]
+        owner = fixed.get((i, j))
+        row = np.uint64(0 if instance.row_owner[i] == device else 1 << i)
+        column = np.uint64(0 if instance.column_owner[j] == device else 1 << j)
+        taken = (
+            mask | np.uint64(1 << b),
+            rows | row,
+            columns | column,
+            load + sizes[b],
+            inside + instance.inside_of(i, j),
+        )
+        a, c = np.bitwise_count(taken[1]).astype(np.int64), np.bitwise_count(taken[2])
+        c = c.astype(np.int64)
+        fits = (taken[3] <= cap) & (w.row_in * a + w.column_in * c + taken[4] <= most)
+        fits &= w.row_out * a + w.column_out * c + taken[4] <= most
+        if owner is not None and owner != device:
+            fits[:] = False
+        skipped = load + rest >= need
+        fits &= taken[3] + rest >= need
+        if owner == device:
+            skipped[:] = False
+        old = (mask, rows, columns, load, inside)
+        mask, rows, columns, load, inside = (
+            np.concatenate([before[skipped], after[fits]])
+            for before, after in zip(old, taken, strict=True)
+        )
+        if len(mask) > _COLUMNS:
+            return None
+    return mask, rows, columns, inside
+
+
+def _columns(
+    instance: Instance, device: int, mask: Masks, rows: Masks, columns: Masks, inside: Ints
+) -> Columns:
+    w, n, blocks = instance.weights, instance.devices, len(instance.blocks)
+    matrix = np.zeros((len(mask), blocks + 2 * n), dtype=np.float32)
+    for b in range(blocks):
+        matrix[:, b] = (mask >> np.uint64(b)) & np.uint64(1)
+    received, sent = matrix[:, blocks : blocks + n], matrix[:, blocks + n :]
+    for bits, owners, there, back in (
+        (rows, instance.row_owner, w.row_in, w.row_out),
+        (columns, instance.column_owner, w.column_in, w.column_out),
+    ):
+        for chunk, owner in enumerate(owners):
+            if owner != device:
+                has = ((bits >> np.uint64(chunk)) & np.uint64(1)).astype(np.float32)
+                received[:, device] += there * has
+                sent[:, owner] += there * has
+                received[:, owner] += back * has
+                sent[:, device] += back * has
+    received[:, device] += inside
+    sent[:, device] += inside
+    return Columns(
+        device=np.full(len(mask), device, dtype=np.int64),
+        mask=mask,
+        cost=received.sum(axis=1, dtype=np.float64),
+        coefficient=matrix,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a plan exists: `status` INFEASIBLE is a proof; `devices` is a plan."""
+
+    status: Status
+    devices: Assignment | None = None
+
+
+def decide(instance: Instance, most: int, seconds: float, *, seed: int = 0) -> Decision | None:
+    """Decide whether no device need receive or send more than `most`; None = too large for this.
+
+    Args:
+        instance: What is assigned.
+        most: The maximum asked for.
+        seconds: CPU seconds to spend.
+        seed: Of the solver.
+    """
+    end = time.process_time() + seconds
+    columns = enumerate_columns(instance, most)
+    if columns is None:
+        return None
+    if len(set(columns.device.tolist())) < instance.devices:
+        return Decision(Status.INFEASIBLE)
+    relaxation = Relaxation(instance, columns, most)
+    while True:
+        relaxation.solve(end)
+        if relaxation.refuted:
+            return Decision(Status.INFEASIBLE)
+        kept = relaxation.kept()
+        late = time.process_time() > end
+        if late or len(kept) <= _SMALL or not relaxation.cut():
+            break
+    if len(kept) > _RESIDUAL or late:
+        return None
+    return _residual(instance, columns, kept, most, end - time.process_time(), seed)
+
+
+class Relaxation:
+    """The linear program over the columns: least volume of a fractional plan.
+
+    Cuts: of three blocks, at most one set can hold two or more (subset-row inequalities).
+
+    Source: Jepsen et al., Operations Research 56(2), 2008: subset-row inequalities.
+    """
+
+    def __init__(self, instance: Instance, columns: Columns, most: int) -> None:
+        from pyscipopt import LP
+
+        self.n, self.blocks, self.most = instance.devices, len(instance.blocks), most
+        self.columns = columns
+        n, blocks = self.n, self.blocks
+        self._lp = lp = LP()
+        lp.addRows(
+            [[] for _ in range(blocks + 3 * n)],
+            [1.0] * blocks + [-lp.infinity()] * (2 * n) + [1.0] * n,
+            [1.0] * blocks + [float(most)] * (2 * n) + [1.0] * n,
+        )
+        dear = 2.0 * n * most + 1  # price of a block or a device that goes without
+        lp.addCols([[(b, 1.0)] for b in range(blocks)], [dear] * blocks)
+        lp.addCols([[(blocks + 2 * n + d, 1.0)] for d in range(n)], [dear] * n)
+        self._in_lp: list[int] = []
+        self._have = np.zeros(len(columns.device), dtype=bool)
+        self._alive = np.ones(len(columns.device), dtype=bool)
+        self._cuts: list[int] = []  # masks of three blocks
+        self.bound = -np.inf
+        self._reduced = np.zeros(len(columns.device))
+
+    @property
+    def refuted(self) -> bool:
+        """Whether no plan exists: even a fractional one moves more than devices x most."""
+        return self.bound > self.n * self.most + _SAFE
+
+    def kept(self) -> Ints:
+        """Return the columns that a plan may use."""
+        return np.flatnonzero(self._alive)
+
+    def solve(self, end: float) -> None:
+        """Generate columns until the program is solved, refuted, or the time is over."""
+        n, blocks = self.n, self.blocks
+        base, convex = blocks + 2 * n, blocks + 3 * n
+        columns = self.columns
+        while True:
+            self._lp.solve(dual=False)
+            dual = np.array(self._lp.getDual())
+            dual[blocks:base] = np.minimum(dual[blocks:base], 0.0)
+            dual[convex:] = np.minimum(dual[convex:], 0.0)
+            price = columns.cost - columns.coefficient @ dual[:base]
+            for k, cut in enumerate(self._cuts):
+                if dual[convex + k]:
+                    price[np.bitwise_count(columns.mask & np.uint64(cut)) > 1] -= dual[convex + k]
+            price[~self._alive] = np.inf
+            least = np.array([price[columns.device == d].min() for d in range(n)])
+            if not np.isfinite(least).all():
+                self.bound = np.inf
+                return
+            bound = dual[:blocks].sum() + self.most * dual[blocks:base].sum()
+            bound += dual[convex:].sum() + least.sum()
+            self.bound = max(self.bound, bound)
+            above = price - least[columns.device]
+            self._alive &= above <= n * self.most - bound + _SAFE
+            if self.refuted or time.process_time() > end:
+                return
+            price -= dual[base:convex][columns.device]
+            price[self._have | ~self._alive] = 0.0
+            if not self._add(price):
+                return
+
+    def _add(self, price: Reals) -> bool:
+        """Add the cheapest columns of each device; return whether there was any."""
+        mine = [
+            np.flatnonzero((self.columns.device == d) & (price < -_SAFE)) for d in range(self.n)
+        ]
+        added = np.concatenate(
+            [at[np.argsort(price[at], kind="stable")[:_ADDED]] for at in mine]
+        ).astype(np.int64)
+        if not len(added):
+            return False
+        self._have[added] = True
+        base, convex = self.blocks + 2 * self.n, self.blocks + 3 * self.n
+        entries = []
+        for c in added.tolist():
+            at = np.flatnonzero(self.columns.coefficient[c])
+            entry = list(zip(at.tolist(), self.columns.coefficient[c, at].tolist(), strict=True))
+            entry.append((base + int(self.columns.device[c]), 1.0))
+            mask = int(self.columns.mask[c])
+            entry += [
+                (convex + k, 1.0)
+                for k, cut in enumerate(self._cuts)
+                if (mask & cut).bit_count() > 1
+            ]
+            entries.append(entry)
+        self._lp.addCols(entries, self.columns.cost[added].tolist())
+        self._in_lp += added.tolist()
+        return True
+
+    def cut(self) -> bool:
+        """Add the most violated cuts; return whether there was any."""
+        offset = self.blocks + self.n
+        value = np.array(self._lp.getPrimal())[offset:]
+        used = np.flatnonzero(value > _SAFE)
+        if not len(used):
+            return False
+        at = np.array(self._in_lp)[used]
+        holds = self.columns.coefficient[at, : self.blocks].T > 0  # (blocks, used)
+        x = value[used]
+        i, j, k = np.array(list(combinations(range(self.blocks), 3))).T
+        pairs = (holds[i] & holds[j]) | (holds[i] & holds[k]) | (holds[j] & holds[k])
+        violation = pairs @ x - 1
+        order = np.argsort(-violation, kind="stable")[:_CUTS]
+        order = order[violation[order] > 0.02]
+        if not len(order):
+            return False
+        masks = [1 << int(i[o]) | 1 << int(j[o]) | 1 << int(k[o]) for o in order]
+        mine = [int(m) for m in self.columns.mask[np.array(self._in_lp)]]
+        rows = [
+            [(offset + c, 1.0) for c, mask in enumerate(mine) if (mask & cut).bit_count() > 1]
+            for cut in masks
+        ]
+        self._lp.addRows(rows, [-self._lp.infinity()] * len(rows), [1.0] * len(rows))
+        self._cuts += masks
+        return True
+
+
+def _residual(
+    instance: Instance, columns: Columns, kept: Ints, most: int, seconds: float, seed: int
+) -> Decision:
+    """Let SCIP choose one kept column per device."""
+    from pyscipopt import quicksum
+
+    n, blocks = instance.devices, len(instance.blocks)
+    model = new_model("partition")
+    chosen = [model.addVar(vtype="B", obj=float(columns.cost[c])) for c in kept]
+    coefficient = columns.coefficient[kept]
+    for b in range(blocks):
+        holders = np.flatnonzero(coefficient[:, b])
+        model.addCons(quicksum(chosen[c] for c in holders) == 1)
+    for k in range(blocks, blocks + 2 * n):
+        users = np.flatnonzero(coefficient[:, k])
+        model.addCons(quicksum(float(coefficient[c, k]) * chosen[c] for c in users) <= most)
+    for d in range(n):
+        mine = np.flatnonzero(columns.device[kept] == d)
+        model.addCons(quicksum(chosen[c] for c in mine) == 1)
+        for line in (0, 1):
+            for chunk in sorted({block[line] for block in instance.blocks}):
+                bits = sum(
+                    1 << b for b, block in enumerate(instance.blocks) if block[line] == chunk
+                )
+                needs = mine[(columns.mask[kept[mine]] & np.uint64(bits)) != 0]
+                if 0 < len(needs) < len(mine):
+                    need = model.addVar(vtype="B")
+                    model.chgVarBranchPriority(need, 10)
+                    model.addCons(quicksum(chosen[c] for c in needs) == need)
+    answer = solve(
+        model,
+        time_limit_s=seconds,
+        seed=seed,
+        settings={"limits/solutions": 1, "separating": "off", "presolving/maxrounds": 0},
+    )
+    if answer.status is Status.INFEASIBLE:
+        return Decision(Status.INFEASIBLE)
+    if answer.value is None:
+        return Decision(Status.TIME_LIMIT)
+    best = model.getBestSol()
+    devices = [0] * blocks
+    for c, variable in zip(kept.tolist(), chosen, strict=True):
+        if best[variable] > 0.5:
+            for b in range(blocks):
+                if int(columns.mask[c]) >> b & 1:
+                    devices[b] = int(columns.device[c])
+    return Decision(Status.FEASIBLE, tuple(devices))

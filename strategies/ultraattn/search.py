@@ -1,0 +1,347 @@
+"""Local search: many annealing chains at once, in numpy, towards a target for the maximum.
+
+A chain is an assignment of every block. Its penalty is the squared excess of what each device
+receives and sends over the target, and of its work over the cap. A move gives a block to another
+device, or swaps the devices of two blocks. When a chain has no penalty, the target drops.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.ultraattn.account import Instance, account, most, own_rows, volume
+
+Reals = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Assignment = tuple[int, ...]  # device of each block, in the order of `Instance.blocks`
+
+_CHAINS = 256
+_ROUND = 3000  # steps from hot to cold; each round is longer by half
+_SWAPS = 0.5
+_TRIES = 6
+_NEAR = 0.7  # moves towards a device that already has the block's row or column
+_SPREAD = 0.02  # share of random blocks that a restart moves
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """An instance as arrays: what each need adds to (received, sent, work) of all devices."""
+
+    row: Ints
+    column: Ints
+    size: Ints
+    row_need: Reals  # (rows * devices, 3 * devices): device d needs row r
+    column_need: Reals
+    block_need: Reals  # (blocks * devices, 3 * devices): work and inside traffic
+    free: Ints  # blocks that may move
+    partners: list[Ints]  # per block, the blocks of its row or column
+
+    @classmethod
+    def of(cls, instance: Instance) -> "Tables":
+        """Return the arrays of an instance."""
+        n, w, blocks = instance.devices, instance.weights, instance.blocks
+        row = np.array([i for i, _ in blocks], dtype=np.int64)
+        column = np.array([j for _, j in blocks], dtype=np.int64)
+        fixed = {(i, j) for i, j, _ in instance.fixed}
+        block_need = np.zeros((len(blocks), n, 3 * n), dtype=np.float32)
+        for b, (i, j) in enumerate(blocks):
+            for d in range(n):
+                inside = instance.inside_of(i, j)
+                block_need[b, d, [d, n + d, 2 * n + d]] = inside, inside, instance.work[i][j]
+        return cls(
+            row=row,
+            column=column,
+            size=np.array([instance.work[i][j] for i, j in blocks], dtype=np.int64),
+            row_need=_needs(instance.row_owner, n, w.row_in, w.row_out),
+            column_need=_needs(instance.column_owner, n, w.column_in, w.column_out),
+            block_need=block_need.reshape(-1, 3 * n),
+            free=np.array([b for b, block in enumerate(blocks) if block not in fixed]),
+            partners=[
+                np.flatnonzero((row == i) | (column == j)) for i, j in zip(row, column, strict=True)
+            ],
+        )
+
+
+def _needs(owners: Sequence[int], n: int, there: int, back: int) -> Reals:
+    table = np.zeros((len(owners), n, 3 * n), dtype=np.float32)
+    for chunk, owner in enumerate(owners):
+        for d in range(n):
+            if d != owner:
+                table[chunk, d, [d, n + d, owner, n + owner]] = there, back, back, there
+    return table.reshape(-1, 3 * n)
+
+
+class Chains:
+    """The state of all chains.
+
+    Args:
+        instance: What is assigned.
+        starts: Assignments, one a chain.
+    """
+
+    def __init__(self, instance: Instance, starts: NDArray[np.int64], seed: int) -> None:
+        self.instance = instance
+        self.tables = Tables.of(instance)
+        self.n = instance.devices
+        self.rows, self.columns = len(instance.row_owner), len(instance.column_owner)
+        self.rng = np.random.default_rng(seed)
+        self.place(starts)
+        longest = max(map(len, self.tables.partners))
+        self._partners = np.array([np.resize(p, longest) for p in self.tables.partners])
+
+    def place(self, starts: NDArray[np.int64]) -> None:
+        """Put every chain at its start."""
+        t, n, m = self.tables, self.n, len(starts)
+        self.device = starts.copy()
+        self.chain = np.arange(m)
+        lanes = self.chain[:, None]
+        self.row_count = np.zeros((m, self.rows, n), dtype=np.int32)
+        self.column_count = np.zeros((m, self.columns, n), dtype=np.int32)
+        np.add.at(self.row_count, (lanes, t.row, starts), 1)
+        np.add.at(self.column_count, (lanes, t.column, starts), 1)
+        flow = (self.row_count > 0).reshape(m, -1).astype(np.float32) @ t.row_need
+        flow += (self.column_count > 0).reshape(m, -1).astype(np.float32) @ t.column_need
+        flow += t.block_need[np.arange(len(t.row)) * n + starts].sum(axis=1)
+        self.flow = flow
+
+    def step(self, limit: Reals, price: Reals, volume_price: float, heat: float) -> None:
+        """Try one move in every chain at one temperature.
+
+        `limit` and `price` are per (received, sent, work) of each device.
+        """
+        t, n, m, rng = self.tables, self.n, len(self.device), self.rng
+        chain = self.chain
+        random = rng.random((4, m))
+        first = t.free[(random[0] * len(t.free)).astype(np.int64)]
+        width = self._partners.shape[1]
+        near = self._partners[first, (random[1] * width).astype(np.int64)]
+        far = t.free[(random[1] * len(t.free)).astype(np.int64)]
+        second = np.where(random[2] < _NEAR, near, far)
+        old, new = self.device[chain, first], self.device[chain, second]
+        wander = (random[2] > 0.95) | (old == new)
+        new = np.where(wander, (rng.random(m) * n).astype(np.int64), new)
+        # a block of the new device, if one of a few tries is one
+        tries = t.free[(rng.random((_TRIES, m)) * len(t.free)).astype(np.int64)]
+        match = (self.device[chain, tries] == new) & (tries != first)
+        other = tries[match.argmax(axis=0), chain]
+        swap = match.any(axis=0) & (random[3] < _SWAPS)
+        move = old != new
+        swap &= move
+        change = self._change(first, old, new, None, None)
+        idx = np.flatnonzero(swap)
+        if len(idx):
+            change[idx] += self._change(other[idx], new[idx], old[idx], first[idx], idx)
+        flow = self.flow + change
+        gain = self._penalty(flow, limit, price, volume_price)
+        gain -= self._penalty(self.flow, limit, price, volume_price)
+        accept = move & (gain <= -heat * np.log1p(-rng.random(m)))
+        self._apply(np.flatnonzero(accept), first, old, new, flow)
+        both = np.flatnonzero(accept & swap)
+        self._apply(both, other, new, old, flow)
+
+    def _penalty(self, flow: Reals, limit: Reals, price: Reals, volume_price: float) -> Reals:
+        excess = np.maximum(flow - limit, 0)
+        result: Reals = (excess * excess) @ price
+        if volume_price:
+            result = result + volume_price * flow[:, : self.n].sum(axis=1)
+        return result
+
+    def _change(
+        self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints | None
+    ) -> Reals:
+        """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
+        t, n = self.tables, self.n
+        chain = self.chain if chain is None else chain
+        result = t.block_need[block * n + new] - t.block_need[block * n + old]
+        for line, counts, needs in (
+            (t.row, self.row_count, t.row_need),
+            (t.column, self.column_count, t.column_need),
+        ):
+            at = line[block]
+            same = 0 if before is None else (line[before] == at).astype(np.int64)
+            lost = counts[chain, at, old] + same == 1
+            won = counts[chain, at, new] - same == 0
+            result += needs[at * n + new] * won[:, None]
+            result -= needs[at * n + old] * lost[:, None]
+        return result
+
+    def _apply(self, chain: Ints, block: Ints, old: Ints, new: Ints, flow: Reals) -> None:
+        t = self.tables
+        block, old, new = block[chain], old[chain], new[chain]
+        self.device[chain, block] = new
+        self.row_count[chain, t.row[block], old] -= 1
+        self.row_count[chain, t.row[block], new] += 1
+        self.column_count[chain, t.column[block], old] -= 1
+        self.column_count[chain, t.column[block], new] += 1
+        self.flow[chain] = flow[chain]
+
+
+@dataclass(slots=True)
+class Best:
+    """The best assignment so far: least maximum, then least volume."""
+
+    value: int
+    volume: int
+    devices: Assignment
+
+
+def cells_of_blocks(instance: Instance, devices: Assignment) -> list[list[int | None]]:
+    """Return the cells of an assignment of the blocks."""
+    cells: list[list[int | None]] = [[None] * len(row) for row in instance.work]
+    for (i, j), device in zip(instance.blocks, devices, strict=True):
+        cells[i][j] = device
+    return cells
+
+
+def judged(instance: Instance, devices: Sequence[int]) -> Best | None:
+    """Return an assignment with its value, or None where it breaks the cap or a fixed block."""
+    cells = cells_of_blocks(instance, tuple(devices))
+    lines = account(instance, cells)
+    if any(line.work > instance.cap for line in lines):
+        return None
+    if any(cells[i][j] != device for i, j, device in instance.fixed):
+        return None
+    return Best(most(lines), volume(lines), tuple(map(int, devices)))
+
+
+def better(one: Best | None, other: Best | None) -> Best | None:
+    """Return the better of two."""
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=lambda best: (best.value, best.volume))
+
+
+def starts(instance: Instance) -> list[Assignment]:
+    """Return simple assignments: own rows, own columns, and every grid of row and column owners."""
+    n, blocks = instance.devices, instance.blocks
+    rows, columns = instance.row_owner, instance.column_owner
+    plans = [
+        [rows[i] for i, _ in blocks],
+        [columns[j] for _, j in blocks],
+    ]
+    plans += [
+        [rows[i] // x * x + columns[j] % x for i, j in blocks] for x in range(2, n) if n % x == 0
+    ]
+    plans += [
+        [rows[i] % x + columns[j] // x * x for i, j in blocks] for x in range(2, n) if n % x == 0
+    ]
+    at = {block: index for index, block in enumerate(blocks)}
+    for plan in plans:
+        for i, j, device in instance.fixed:
+            plan[at[i, j]] = device
+    return [packed(instance), *dict.fromkeys(map(tuple, plans))]
+
+
+def packed(instance: Instance) -> Assignment:
+    """Return an assignment within the cap: fixed blocks, then the largest, each where it fits best.
+
+    It fits whenever `grid.instance_of` made the cap.
+    """
+    fixed = {(i, j): device for i, j, device in instance.fixed}
+    loads = [0] * instance.devices
+    for (i, j), device in fixed.items():
+        loads[device] += instance.work[i][j]
+    chosen = dict(fixed)
+    free = [block for block in instance.blocks if block not in fixed]
+    for i, j in sorted(free, key=lambda block: -instance.work[block[0]][block[1]]):
+        work = instance.work[i][j]
+        fits = [d for d in range(instance.devices) if loads[d] + work <= instance.cap]
+        device = max(fits, key=lambda d: loads[d]) if fits else loads.index(min(loads))
+        loads[device] += work
+        chosen[i, j] = device
+    return tuple(chosen[block] for block in instance.blocks)
+
+
+class Search:
+    """Annealing that can be continued: each call of `run` spends some more seconds.
+
+    Args:
+        instance: What is assigned.
+        seed: Equal seeds give equal runs of equally many steps.
+        given: More starts.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        seed: int = 0,
+        given: Sequence[Assignment] = (),
+        chains: int = _CHAINS,
+    ) -> None:
+        self.instance = instance
+        self.best: Best | None = None
+        self.rng = np.random.default_rng(seed + 1)
+        self._starts = [*given, *starts(instance)]
+        for start in self._starts:
+            self.best = better(self.best, judged(instance, start))
+        self._length = _ROUND
+        self._count = chains
+        self.steps = 0
+        self.chains = Chains(instance, self._fresh(), seed)
+
+    def _fresh(self) -> NDArray[np.int64]:
+        """Return starts for all chains: the simple ones and random ones, by turns."""
+        n, blocks = self.instance.devices, len(self.instance.blocks)
+        rows = [self._starts[k % len(self._starts)] for k in range(self._count)]
+        result = np.array(rows, dtype=np.int64).reshape(self._count, blocks)
+        random = (
+            self.rng.random((self._count, blocks))
+            < np.where(np.arange(self._count) % 2, 1.0, 0.1)[:, None]
+        )
+        result = np.where(random, self.rng.integers(n, size=result.shape), result)
+        at = {block: index for index, block in enumerate(self.instance.blocks)}
+        for i, j, device in self.instance.fixed:
+            result[:, at[i, j]] = device
+        return result
+
+    def run(self, seconds: float, target: int, *, lower_volume: bool = False) -> bool:
+        """Search until the maximum is at most `target` or the CPU seconds are over.
+
+        With `lower_volume` the maximum stays at most `target` and the volume is reduced instead.
+
+        Returns:
+            Whether the best has a maximum of at most `target`.
+        """
+        end = time.process_time() + seconds
+        reached = self.best is not None and self.best.value <= target
+        if not len(self.chains.tables.free) or (reached and not lower_volume):
+            return reached
+        while time.process_time() < end:
+            goal = target if lower_volume or self.best is None else max(target, self.best.value - 1)
+            self._anneal(goal, end, lower_volume)
+            if not lower_volume and self.best is not None and self.best.value <= target:
+                return True
+            self._length = min(self._length * 3 // 2, 40 * _ROUND)
+        return self.best is not None and self.best.value <= target
+
+    def _anneal(self, goal: int, end: float, lower_volume: bool) -> None:
+        """Go from hot to cold once; keep what reaches the goal."""
+        n, w = self.instance.devices, self.instance.weights
+        step = min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
+        unit = max(1.0, float(self.chains.tables.size.max()) / 2)  # half a block
+        limit = np.repeat([goal, goal, self.instance.cap], n).astype(np.float32)
+        price = np.repeat([1 / step**2, 1 / step**2, 0.85 / unit**2], n).astype(np.float32)
+        volume_price = 0.3 / step if lower_volume else 0.0
+        self.chains.place(self._fresh())
+        hot, cold = 0.6, 0.15
+        for k in range(self._length):
+            heat = hot * (cold / hot) ** (k / self._length)
+            self.chains.step(limit, price, volume_price, heat)
+            self.steps += 1
+            if k % 16 == 0:
+                ready = (self.chains.flow <= limit).all(axis=1)
+                if ready.any():
+                    self._keep(ready)
+                    if not lower_volume:
+                        return
+                if time.process_time() > end:
+                    return
+
+    def _keep(self, ready: NDArray[np.bool_]) -> None:
+        n = self.instance.devices
+        key = self.chains.flow[:, : 2 * n].max(axis=1) * 1e4 + self.chains.flow[:, :n].sum(axis=1)
+        k = int(np.argmin(np.where(ready, key, np.inf)))
+        self.best = better(self.best, judged(self.instance, self.chains.device[k].tolist()))
