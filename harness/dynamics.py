@@ -1,0 +1,271 @@
+"""When jobs run that disturb each other: kernels that slow down, transfers that must wait.
+
+Every rank has queues, first in first out: one for kernels, and an outgoing and an incoming one per
+link class. A kernel starts when it heads its queue and what it needs is there. A transfer is posted
+at each end apart, when it heads that end's queue (and, at the source, its data are there), and runs
+from the later posting. From its posting until its end it holds some of that rank's streaming
+multiprocessors (SMs), so a kernel beside it has fewer; and, with `blocking`, one that comes
+while a kernel's thread blocks fill the GPU is posted only when a wave of them ends.
+
+    kernels   [ tile 0: one wave ][ tile 1, fewer SMs ][ tile 2 ]
+    incoming         ............[ leg, posted only when tile 0 ends ]
+
+Without both effects start times are longest paths, as in `simulate.start_times`. No randomness, no
+clock: equal input gives equal output. Left out: priorities of streams, and NCCL kernels that get
+their SMs one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from harness.errors import CycleError
+
+HELD = 4
+"""Kernels are timed with 0 to HELD - 1 transfers beside them; more are as HELD - 1."""
+
+_SAME_S = 1e-12  # what differs by less happens at once
+_RELEASE, _POSTING = 1, 2  # kinds of events beside ends, 0; a posting adds its side
+_LAST_WAVE = 0.95  # of a kernel: a wave that ends later ends with it
+
+
+class Job(NamedTuple):
+    """A part of a task that holds its queues without a break.
+
+    Attributes:
+        queues: The queues that it must head: a kernel's one, a transfer's outgoing and incoming
+            one; none for a mere delay.
+        ranks: Of each queue, its rank.
+        seconds: For how long. Of a kernel, per number of transfers that hold SMs beside it; of a
+            transfer, if no kernel runs at either end, and if one does. One entry if it is all the
+            same.
+        after: Jobs that it waits for.
+        release_s: Not to start before: when the host has launched it.
+        wave_s: Of a kernel that fills the GPU, how long a wave of its thread blocks takes; else 0.
+        moves: Whether it is a transfer.
+        patient: Of a transfer, whether with `blocking` it waits for a kernel's end, not a wave's.
+    """
+
+    queues: tuple[int, ...]
+    ranks: tuple[int, ...]
+    seconds: tuple[float, ...]
+    after: tuple[int, ...]
+    release_s: float = 0.0
+    wave_s: float = 0.0
+    moves: bool = False
+    patient: bool = False
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What goes on at a rank: its kernel, what holds SMs, and what moves or waits to."""
+
+    kernel: int = -1
+    held: int = 0
+    moving: set[int] = field(default_factory=set)
+    blocked: list[tuple[int, int]] = field(default_factory=list)
+
+
+def run(
+    jobs: Sequence[Job], *, blocking: bool = False, kernels_first: bool = False
+) -> tuple[list[float], list[float]]:
+    """Run all jobs; return when each starts and ends.
+
+    Args:
+        jobs: In an order in which every queue serves them.
+        blocking: Whether a transfer that comes during a wave of thread blocks waits for its end.
+        kernels_first: Whether a kernel and a transfer that could both start are launched in this
+            order; matters with `blocking` only.
+
+    Raises:
+        CycleError: Some jobs wait for one another.
+    """
+    return _Run(jobs, blocking, kernels_first).run()
+
+
+class _Run:
+    def __init__(self, jobs: Sequence[Job], blocking: bool, kernels_first: bool) -> None:
+        self.jobs = jobs
+        self.blocking = blocking
+        self.kernels_first = kernels_first
+        self.starts = [0.0] * len(jobs)
+        self.ends = [-1.0] * len(jobs)
+        self.waits = [len(job.after) for job in jobs]
+        self.followers: list[list[int]] = [[] for _ in jobs]
+        self.queues: dict[int, list[int]] = {}
+        self.unposted = [len(job.queues) for job in jobs]
+        for index, job in enumerate(jobs):
+            for earlier in job.after:
+                self.followers[earlier].append(index)
+            for queue in job.queues:
+                self.queues.setdefault(queue, []).append(index)
+        self.heads = dict.fromkeys(self.queues, 0)
+        self.ranks: dict[int, _Rank] = {rank: _Rank() for job in jobs for rank in job.ranks}
+        # (time; 0 an end, 1 a release, 2 and 3 the posting of a side; job; version of an end)
+        self.heap: list[tuple[float, int, int, int]] = []
+        # Of a job under way: what share is left, as of when, at which pace, under which version.
+        self.left = [1.0] * len(jobs)
+        self.since_s = [0.0] * len(jobs)
+        self.pace_s = [-1.0] * len(jobs)
+        self.versions = [0] * len(jobs)
+        self.now = 0.0
+
+    def run(self) -> tuple[list[float], list[float]]:
+        touched = list(range(len(self.jobs)))
+        while touched or self.heap:
+            self.offer(touched)
+            touched = self.advance() if self.heap else []
+        stuck = [index for index, end in enumerate(self.ends) if end < 0]
+        if stuck:
+            raise CycleError(
+                "no ranks wait for one another",
+                rank=None,
+                task=stuck[0],
+                detail=f"{len(stuck)} parts of tasks never start in this order",
+            )
+        return self.starts, self.ends
+
+    def advance(self) -> list[int]:
+        """Let everything happen that happens at the next moment, all of it before what follows."""
+        self.now = self.heap[0][0]
+        touched: list[int] = []
+        postings = []
+        while self.heap and self.heap[0][0] <= self.now + _SAME_S:
+            _, kind, index, version = heappop(self.heap)
+            if kind == _RELEASE:
+                touched.append(index)
+            elif kind:
+                postings.append((index, kind - _POSTING))
+            elif self.versions[index] == version:
+                touched += self.end(index, self.jobs[index])
+        for index, side in postings:
+            self.post(index, side)
+        return touched
+
+    def end(self, index: int, job: Job) -> list[int]:
+        """End a job; return those that may have become ready."""
+        self.ends[index] = self.now
+        touched = []
+        for follower in self.followers[index]:
+            self.waits[follower] -= 1
+            if not self.waits[follower]:
+                touched.append(follower)
+        for queue in job.queues:
+            self.heads[queue] += 1
+            line = self.queues[queue]
+            if self.heads[queue] < len(line):
+                touched.append(line[self.heads[queue]])
+        if job.moves:
+            for number in job.ranks:
+                rank = self.ranks[number]
+                rank.moving.discard(index)
+                self.hold(rank, -1)
+        elif job.ranks:
+            rank = self.ranks[job.ranks[0]]
+            rank.kernel = -1
+            blocked, rank.blocked = rank.blocked, []
+            for waiting, side in blocked:
+                self.post(waiting, side)
+            self.aim_moving(rank)
+        return touched
+
+    def offer(self, touched: list[int]) -> None:
+        """Start or post what can be, of some jobs: transfers first, or kernels first."""
+        jobs = self.jobs
+        for moves in (False, True) if self.kernels_first else (True, False):
+            for index in touched:
+                job = jobs[index]
+                if job.moves is moves and self.ends[index] < 0:
+                    if moves:
+                        self.offer_transfer(index, job)
+                    elif not self.waits[index] and self.heads_all(index, job):
+                        self.offer_kernel(index, job)
+
+    def heads_all(self, index: int, job: Job) -> bool:
+        return all(self.queues[queue][self.heads[queue]] == index for queue in job.queues)
+
+    def offer_kernel(self, index: int, job: Job) -> None:
+        if job.release_s > self.now:
+            heappush(self.heap, (job.release_s, _RELEASE, index, 0))
+            return
+        self.starts[index] = self.now
+        self.ends[index] = self.now  # taken; the true end follows
+        if not job.ranks:
+            self.aim(index, job.seconds[0])
+            return
+        rank = self.ranks[job.ranks[0]]
+        rank.kernel = index
+        self.since_s[index] = self.now
+        self.aim(index, job.seconds[min(rank.held, len(job.seconds) - 1)])
+        self.aim_moving(rank)
+
+    def offer_transfer(self, index: int, job: Job) -> None:
+        if job.release_s > self.now:
+            heappush(self.heap, (job.release_s, _RELEASE, index, 0))
+            return
+        for side, queue in enumerate(job.queues):
+            posted = self.unposted[index] >> (side + 4) & 1
+            heads = self.queues[queue][self.heads[queue]] == index
+            if posted or not heads or (side == 0 and self.waits[index]):
+                continue
+            self.unposted[index] |= 1 << (side + 4)
+            rank = self.ranks[job.ranks[side]]
+            if self.blocking and rank.kernel >= 0 and self.jobs[rank.kernel].wave_s:
+                self.block(rank, index, side)
+            else:
+                self.post(index, side)
+
+    def block(self, rank: _Rank, index: int, side: int) -> None:
+        """Post one end of a transfer when the wave of thread blocks there ends."""
+        kernel = self.jobs[rank.kernel]
+        done, start = self.now - self.starts[rank.kernel], self.starts[rank.kernel]
+        wave = start + (int(done / kernel.wave_s) + 1) * kernel.wave_s
+        if not self.jobs[index].patient and wave - start < kernel.seconds[0] * _LAST_WAVE:
+            heappush(self.heap, (wave, _POSTING + side, index, 0))
+        else:
+            rank.blocked.append((index, side))
+
+    def post(self, index: int, side: int) -> None:
+        """Post one end of a transfer; start it if that was the last."""
+        job = self.jobs[index]
+        self.hold(self.ranks[job.ranks[side]], 1)
+        self.unposted[index] -= 1
+        if not self.unposted[index] & 3:
+            self.starts[index] = self.since_s[index] = self.now
+            for number in job.ranks:
+                self.ranks[number].moving.add(index)
+            self.aim(index, job.seconds[self.beside_kernel(job)])
+
+    def beside_kernel(self, job: Job) -> int:
+        """Which of its two paces a transfer has."""
+        if len(job.seconds) == 1:
+            return 0
+        return int(any(self.ranks[rank].kernel >= 0 for rank in job.ranks))
+
+    def hold(self, rank: _Rank, change: int) -> None:
+        """Let a transfer take or give back SMs of a rank."""
+        rank.held += change
+        if rank.kernel >= 0:
+            seconds = self.jobs[rank.kernel].seconds
+            if len(seconds) > 1:
+                self.aim(rank.kernel, seconds[min(rank.held, len(seconds) - 1)])
+
+    def aim_moving(self, rank: _Rank) -> None:
+        """Let transfers at a rank run on at the pace that they have now."""
+        for index in sorted(rank.moving):
+            job = self.jobs[index]
+            if len(job.seconds) > 1:
+                self.aim(index, job.seconds[self.beside_kernel(job)])
+
+    def aim(self, index: int, pace_s: float) -> None:
+        """Set when a job ends if all of it took `pace_s`, as things are now."""
+        if self.pace_s[index] == pace_s:
+            return
+        if self.pace_s[index] > 0:
+            done = (self.now - self.since_s[index]) / self.pace_s[index]
+            self.left[index] = max(0.0, self.left[index] - done)
+        self.since_s[index], self.pace_s[index] = self.now, pace_s
+        self.versions[index] += 1
+        end = self.now + self.left[index] * pace_s
+        heappush(self.heap, (end, 0, index, self.versions[index]))

@@ -1,0 +1,91 @@
+"""What the literature's models leave out, each a named term that can be switched off.
+
+Sizes are fitted per cluster (see `harness.fit`), on whole runs, because no kernel's or link's own
+measurement shows them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Effect(StrEnum):
+    """A term that can be switched off.
+
+    HOST: Host time of every launch of the eager runtime.
+    BLOCKING: A transfer that comes while a kernel's blocks fill the GPU waits for SMs.
+    INTERFERENCE: Transfers hold SMs that kernels lack, and move slower beside kernels.
+    CONTENTION: All GPUs exchanging at once, with changing peers, get less than a pair's bandwidth.
+    MERGE: Folding partial results into accumulators.
+    START: The time until a plan's first kernel runs.
+    IMBALANCE: Ranks with unequal work; off, every rank's tiles take the mean.
+    """
+
+    HOST = "host"
+    BLOCKING = "blocking"
+    INTERFERENCE = "interference"
+    CONTENTION = "contention"
+    MERGE = "merge"
+    START = "start"
+    IMBALANCE = "imbalance"
+
+
+ALL = frozenset(Effect)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What a whole plan leaves of a link.
+
+    Attributes:
+        handshake_s: Time until both ends of a transfer have found one another.
+        share: Of a pair's bandwidth, if all GPUs exchange and no kernel runs; <= 1.
+        share_beside: Of that, if a kernel runs at either end; <= 1.
+        held_sms: SMs that a transfer holds at each end from its posting to its end.
+    """
+
+    handshake_s: float
+    share: float
+    share_beside: float
+    held_sms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eager:
+    """The eager torch runtime: what a launch costs the host, and how it merges.
+
+    Attributes:
+        kernel_s: Host time of a kernel call and the Python around it.
+        backward_s: The same, backward.
+        transfer_s: Host time of a batch of isend and irecv.
+        merge_s: Host time of merging with separate operations.
+        passes: How often merging moves the accumulators, element by element.
+    """
+
+    kernel_s: float
+    backward_s: float
+    transfer_s: float
+    merge_s: float
+    passes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """Sizes of all effects on one cluster.
+
+    Attributes:
+        near: Transfers inside a node.
+        far: Transfers between nodes.
+        large_bytes: From this size on a transfer holds `large_sms` more.
+        large_sms: How many more.
+        start_s: Time until a plan's first kernel runs.
+        passes: How often a fused merge moves the accumulators: read the part, read and write it.
+        eager: The eager torch runtime.
+    """
+
+    near: Crowd
+    far: Crowd
+    large_bytes: float
+    large_sms: float
+    start_s: float
+    passes: float
+    eager: Eager

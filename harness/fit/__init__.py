@@ -1,0 +1,1 @@
+"""Fit a calibration from measured tables: kernels and links first, then effects of whole runs."""

@@ -1,0 +1,279 @@
+"""Fit a whole calibration from a folder of measured tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from harness.calibration import Calibration, Range
+from harness.effects import Crowd, Eager, Effects
+from harness.fit.kernels import fit_kernels
+from harness.fit.least import Reals, simplex
+from harness.fit.links import collective_times, fit_curve, message_times
+from harness.fit.tables import Row, halves, read
+from harness.link_model import Curve, Links
+from harness.measured import Case, case_of, predict
+from harness.problem import Direction
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What tables do not say of a cluster, and how they name it.
+
+    Attributes:
+        name: Of the cluster.
+        kernels: Label in the table of kernels.
+        links: Label in the tables of transfers.
+        runs: Label in the tables of whole runs.
+        sms: Streaming multiprocessors, from the datasheet.
+        memory_bandwidth_bytes_per_s: From the datasheet.
+        alone_gain: How much faster one pair between nodes is than all pairs at once.
+    """
+
+    name: str
+    kernels: str
+    links: str
+    runs: str
+    sms: int
+    memory_bandwidth_bytes_per_s: float
+    alone_gain: float = 1.05
+
+
+MACHINES = (
+    Machine(
+        name="h800",
+        kernels="H800",
+        links="H800",
+        runs="H800",
+        sms=132,  # Source: NVIDIA H100 SXM5 architecture whitepaper, table 1
+        memory_bandwidth_bytes_per_s=3.35e12,  # Source: NVIDIA H100 SXM5 datasheet
+    ),
+    Machine(
+        name="a800",
+        kernels="A800",
+        links="A800",
+        runs="A800",
+        sms=108,  # Source: NVIDIA A100 architecture whitepaper, table 1
+        memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
+    ),
+    Machine(
+        name="a100",
+        kernels="A100",
+        links="A100",
+        runs="A100",
+        sms=108,  # Source: NVIDIA A100 architecture whitepaper, table 1
+        memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
+        alone_gain=2.1,  # two GPUs share a NIC: UltraAttn logs L16-L23, ring against 16 pairs
+    ),
+    Machine(
+        name="h100-hamming",
+        kernels="zhipu_planck",
+        links="H100_hamming",
+        runs="H100",
+        sms=132,  # Source: NVIDIA H100 SXM5 architecture whitepaper, table 1
+        memory_bandwidth_bytes_per_s=3.35e12,  # Source: NVIDIA H100 SXM5 datasheet
+    ),
+)
+
+
+def fit_cluster(
+    folder: Path, machine: Machine, date: str, log: Callable[[str], None]
+) -> Calibration:
+    """Fit kernels and links to their own tables, then effects to half of the whole runs."""
+    kernels, errors = fit_kernels(
+        [r for r in read(folder, "kernel_times.csv") if r["gpu"] == machine.kernels],
+        machine.sms,
+        machine.memory_bandwidth_bytes_per_s,
+    )
+    for direction, error in errors.items():
+        log(f"{machine.name}: kernels {direction.value}: {error}")
+    links, near, far = _links(folder, machine, log)
+    value = Calibration(
+        id=f"{machine.name}/{date}",
+        kernels=kernels,
+        links=links,
+        effects=_GUESS,
+        range=Range(
+            min_tokens=256,
+            max_tokens=131072,
+            heads=(1, 32),
+            head_dims=(128,),
+            max_message_bytes=2.0**30,
+        ),
+        errors={
+            "kernel_forward": errors[Direction.FORWARD].mean,
+            "kernel_backward": errors[Direction.BACKWARD].mean,
+            "near": near,
+            "far": far,
+        },
+    )
+    return fit_effects(value, cases(folder, machine.runs), log)
+
+
+def cases(folder: Path, gpu: str) -> list[Case]:
+    """All rows of whole runs of one GPU that can be predicted and are more than noise."""
+    rows = read(folder, "measured_dist_attn.csv") + read(folder, "measured_bsa_h100.csv")
+    made = [case_of(row) for row in rows if row["gpu"] == gpu]
+    return [case for case in made if isinstance(case, Case) and not case.noisy]
+
+
+def _links(
+    folder: Path, machine: Machine, log: Callable[[str], None]
+) -> tuple[Links, float, float]:
+    rows = read(folder, "comm_bw.csv") + read(folder, "comm_bw_extra.csv")
+    mine = [r for r in rows if r["gpu"] == machine.links and r["max_fan"] == "1"]
+    mine = [r for r in mine if not r["backend"].startswith("torch")]
+
+    def curve(link: str, pattern: str) -> tuple[Curve, float] | None:
+        used = [r for r in mine if r["link"] == link and r["pattern"] == pattern]
+        if not used:
+            return None
+        found, error = fit_curve(message_times(used))
+        log(f"{machine.name}: {link} {pattern}: {error}")
+        return found, error.mean
+
+    near, far = curve("intra", "bidir"), curve("inter", "bidir")
+    if near is None or far is None:
+        raise ValueError(
+            f"{folder} must have transfers of {machine.links} inside and between nodes"
+        )
+    one_way = curve("intra", "unidir") or near
+    gathers = collective_times([r for r in read(folder, "coll_bw.csv") if r["gpu"] == "A100"], 8)
+    gather, _ = fit_curve(gathers)
+    # Only the A100 has collectives; elsewhere its curve is scaled by the pairs' bandwidths.
+    pairs = near[0].bytes_per_s / 217e9  # Source: UltraAttn prof_data, A100 pairs inside a node
+    collective = replace(
+        gather,
+        small_bytes_per_s=gather.small_bytes_per_s * pairs,
+        bytes_per_s=gather.bytes_per_s * pairs,
+    )
+    gain = machine.alone_gain
+    alone = replace(
+        far[0],
+        small_bytes_per_s=far[0].small_bytes_per_s * gain,
+        bytes_per_s=far[0].bytes_per_s * gain,
+    )
+    links = Links(
+        near=near[0],
+        near_one_way=one_way[0],
+        far=far[0],
+        far_alone=alone,
+        near_collective=collective,
+    )
+    return links, near[1], far[1]
+
+
+_GUESS = Effects(
+    near=Crowd(handshake_s=5e-6, share=0.9, share_beside=0.5, held_sms=13.0),
+    far=Crowd(handshake_s=5e-6, share=0.95, share_beside=0.8, held_sms=6.0),
+    large_bytes=250e6,
+    large_sms=4.0,
+    start_s=15e-6,
+    passes=3.0,
+    eager=Eager(kernel_s=120e-6, backward_s=250e-6, transfer_s=70e-6, merge_s=100e-6, passes=8.0),
+)
+
+
+def fit_effects(
+    value: Calibration, runs: Sequence[Case], log: Callable[[str], None], most: int = 220
+) -> Calibration:
+    """Fit the sizes of effects, group by group, each on half of the shapes that show it."""
+    names = [
+        f"{c.gpu}/{c.nodes}/{c.pattern}/{c.direction}/{c.heads}/{c.seqlen_q}/{c.seqlen_kv}"
+        for c in runs
+    ]
+    fit, _ = halves(runs, ("runs",), names)
+    one_node = [c for c in fit if c.nodes == 1 and c.strategy in ("grid", "owner")]
+    square = [c for c in fit if c.is_eager and c.seqlen_q == c.seqlen_kv]
+    fewest = min((c.nodes for c in square), default=0)
+    eager = [c for c in square if c.nodes == fewest]  # more nodes add no parameter, only time
+    far = [c for c in fit if c.nodes > 1 and c.strategy in ("grid", "owner")]
+    for group, start, made in (
+        (one_node, _near_of(value), _with_near),
+        (eager[:: max(1, len(eager) // 60)], _eager_of(value), _with_eager),
+        (far, _far_of(value), _with_far),
+    ):
+        some = _thin(group, most)
+        if not some:
+            continue
+
+        def loss(
+            x: Reals,
+            some: Sequence[Case] = some,
+            made: Apply = made,
+            base: Calibration = value,
+        ) -> float:
+            trial = made(base, x)
+            return float(np.mean([abs(np.log(predict(c, trial) / c.measured_s)) for c in some]))
+
+        best = simplex(loss, start, 15 * len(start))
+        value = made(value, best)
+        log(f"{value.id}: {made.__name__}: {len(some)} runs, mean |log| {loss(best):.3f}")
+    return value
+
+
+Apply = Callable[[Calibration, Reals], Calibration]
+
+
+def _thin(cases: Sequence[Case], most: int) -> list[Case]:
+    ordered = sorted(
+        cases, key=lambda c: (c.strategy, c.direction, c.heads, c.seqlen_q, c.seqlen_kv, c.rows)
+    )
+    step = max(1, -(-len(ordered) // most))
+    return ordered[::step]
+
+
+def _near_of(value: Calibration) -> list[float]:
+    near, effects = value.effects.near, value.effects
+    crowd = [near.handshake_s, near.share, near.share_beside, near.held_sms]
+    return [*crowd, effects.large_sms, effects.start_s]
+
+
+def _with_near(value: Calibration, x: Reals) -> Calibration:
+    near = Crowd(
+        handshake_s=float(x[0]),
+        share=min(1.0, float(x[1])),
+        share_beside=min(1.0, float(x[2])),
+        held_sms=float(x[3]),
+    )
+    effects = replace(value.effects, near=near, large_sms=float(x[4]), start_s=float(x[5]))
+    return replace(value, effects=effects)
+
+
+def _far_of(value: Calibration) -> list[float]:
+    far = value.effects.far
+    return [far.handshake_s, far.share, far.share_beside, far.held_sms]
+
+
+def _with_far(value: Calibration, x: Reals) -> Calibration:
+    far = Crowd(
+        handshake_s=float(x[0]),
+        share=min(1.0, float(x[1])),
+        share_beside=min(1.0, float(x[2])),
+        held_sms=float(x[3]),
+    )
+    return replace(value, effects=replace(value.effects, far=far))
+
+
+def _eager_of(value: Calibration) -> list[float]:
+    eager = value.effects.eager
+    return [eager.kernel_s, eager.backward_s, eager.transfer_s, eager.merge_s, eager.passes]
+
+
+def _with_eager(value: Calibration, x: Reals) -> Calibration:
+    eager = Eager(
+        kernel_s=float(x[0]),
+        backward_s=float(x[1]),
+        transfer_s=float(x[2]),
+        merge_s=float(x[3]),
+        passes=float(x[4]),
+    )
+    return replace(value, effects=replace(value.effects, eager=eager))
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """All rows of whole runs in a folder."""
+    return read(folder, "measured_dist_attn.csv") + read(folder, "measured_bsa_h100.csv")

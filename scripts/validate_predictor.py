@@ -1,0 +1,180 @@
+#!/usr/bin/env python
+"""Compare predictions with measured runs, set by set.
+
+PYTHONPATH=. .venv/bin/python scripts/validate_predictor.py --data DIR [--json] [--plot FILE]
+
+DIR holds tables with the columns of measured_dist_attn.csv and measured_bsa_h100.csv; every *.csv
+with those columns is read. Rows whose strategy exists here are predicted; others are counted with
+their reason. Times under 0.3 ms of the UltraAttn harness are left out: they repeat within 14 %.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from harness.calibration import calibration
+from harness.effects import ALL, Effect
+from harness.fit.tables import Row, read
+from harness.measured import CLUSTERS, Case, case_of, predict
+
+_NEEDED = {"gpu", "nodes", "gpus_per_node", "heads", "direction", "strategy", "time_s"}
+_BATCH = 256
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--json", action="store_true", help="a list of objects, fractions")
+    parser.add_argument("--plot", type=Path, help="write a scatter plot")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--without", choices=sorted(ALL), action="append", default=[])
+    parser.add_argument("--noisy", action="store_true", help="keep UltraAttn times under 0.3 ms")
+    args = parser.parse_args()
+    cases, skipped = load(args.data, noisy=args.noisy)
+    if not cases and not skipped:
+        parser.error(f"--data ({args.data}) must hold tables of measured runs")
+    effects = ALL - {Effect(name) for name in args.without}
+    predicted = predict_all(cases, effects, args.jobs)
+    rows = summary(cases, predicted)
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    else:
+        show(rows)
+    for reason, count in skipped.most_common():
+        print(f"skipped {count:>6}: {reason}", file=sys.stderr)
+    if args.plot:
+        plot(cases, predicted, args.plot)
+
+
+def load(folder: Path, *, noisy: bool) -> tuple[list[Case], Counter[str]]:
+    """Read every table of measured runs in a folder; count what is skipped by reason."""
+    cases: list[Case] = []
+    skipped: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.csv")):
+        rows: list[Row] = read(folder, path.name)
+        if not rows or not set(rows[0]) >= _NEEDED:
+            continue
+        for row in rows:
+            case = case_of(row)
+            if isinstance(case, str):
+                skipped[case] += 1
+            elif case.noisy and not noisy:
+                skipped["UltraAttn times under 0.3 ms are noise"] += 1
+            else:
+                cases.append(case)
+    return cases, skipped
+
+
+def predict_all(cases: list[Case], effects: frozenset[Effect], jobs: int) -> list[float]:
+    """Predict, dearest plans first, batches of like plans together so that plans are made once."""
+
+    def like(index: int) -> tuple[object, ...]:
+        c = cases[index]
+        return -c.cp, c.strategy, c.pattern, c.direction, c.rows, c.gpu, c.heads
+
+    order = sorted(range(len(cases)), key=like)
+    batches = [order[at : at + _BATCH] for at in range(0, len(order), _BATCH)]
+    batches = [part for b in batches for part in ([b[::2], b[1::2]] if cases[b[0]].cp > 8 else [b])]
+    work = [[cases[i] for i in batch] for batch in batches]
+    found = [0.0] * len(cases)
+    with ProcessPoolExecutor(jobs) as pool:
+        for batch, times in zip(
+            batches, pool.map(_batch, work, [effects] * len(work)), strict=True
+        ):
+            for index, seconds in zip(batch, times, strict=True):
+                found[index] = seconds
+    return found
+
+
+def _batch(cases: list[Case], effects: frozenset[Effect]) -> list[float]:
+    found = []
+    for case in cases:
+        known = calibration(CLUSTERS[case.gpu])
+        assert known is not None  # every label has a file
+        found.append(predict(case, known, effects))
+    return found
+
+
+def summary(cases: list[Case], predicted: list[float]) -> list[dict[str, object]]:
+    """One object per set: GPU, nodes, pattern, direction, strategy."""
+    sets: dict[tuple[str, int, str, str, str], list[tuple[Case, float]]] = defaultdict(list)
+    for case, seconds in zip(cases, predicted, strict=True):
+        label = case.strategy + ("" if case.mode == "normal" else f" {case.mode}")
+        key = (case.gpu, case.nodes, case.pattern, case.direction, label)
+        sets[key].append((case, seconds))
+    rows = []
+    for (gpu, nodes, pattern, direction, strategy), members in sorted(sets.items()):
+        measured = np.array([case.measured_s for case, _ in members])
+        times = np.array([seconds for _, seconds in members])
+        gap = times / measured - 1
+        logs, spread = np.log(times / measured), np.log(measured)
+        total = float(((spread - spread.mean()) ** 2).sum())
+        authors = [(c.author_s, c.measured_s) for c, _ in members if c.author_s is not None]
+        rows.append(
+            {
+                "gpu": gpu,
+                "nodes": nodes,
+                "pattern": pattern,
+                "direction": direction,
+                "strategy": strategy,
+                "n": len(members),
+                "mape": float(np.abs(gap).mean()),
+                "median_ape": float(np.median(np.abs(gap))),
+                "signed": float(gap.mean()),
+                "r2_log": 1 - float((logs**2).sum()) / total if total else None,
+                "over_30": float((np.abs(gap) > 0.3).mean()),
+                "over_50": float((np.abs(gap) > 0.5).mean()),
+                "author_mape": float(np.mean([abs(a / m - 1) for a, m in authors]))
+                if authors
+                else None,
+            }
+        )
+    return rows
+
+
+def show(rows: list[dict[str, object]]) -> None:
+    """Print the table."""
+    print(
+        f"{'gpu':<5} {'nodes':>5} {'pattern':<13} {'dir':<4} {'strategy':<16} {'n':>6} "
+        f"{'mape':>7} {'median':>7} {'signed':>7} {'r2 log':>7} {'>30%':>6} {'>50%':>6} "
+        f"{'author':>7}"
+    )
+    for row in rows:
+        cells = [row[name] for name in ("mape", "median_ape", "signed")]
+        r2 = "-" if row["r2_log"] is None else f"{row['r2_log']:.4f}"
+        author = "-" if row["author_mape"] is None else f"{row['author_mape']:.1%}"
+        print(
+            f"{row['gpu']:<5} {row['nodes']:>5} {row['pattern']:<13} {row['direction']:<4} "
+            f"{row['strategy']:<16} {row['n']:>6} {cells[0]:>7.1%} {cells[1]:>7.1%} "
+            f"{cells[2]:>+7.1%} {r2:>7} {row['over_30']:>6.1%} {row['over_50']:>6.1%} {author:>7}"
+        )
+
+
+def plot(cases: list[Case], predicted: list[float], path: Path) -> None:
+    """Draw predicted against measured, log-log, with lines at 10, 30 and 50 %."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 6))
+    for gpu in sorted({case.gpu for case in cases}):
+        chosen = [(c.measured_s, p) for c, p in zip(cases, predicted, strict=True) if c.gpu == gpu]
+        axes.scatter(*zip(*chosen, strict=True), s=2, label=gpu)
+    ends = np.array([min(c.measured_s for c in cases), max(c.measured_s for c in cases)])
+    for share, style in ((0, "-"), (0.1, "--"), (0.3, "-."), (0.5, ":")):
+        for factor in {1 + share, 1 - share}:
+            axes.plot(ends, ends * factor, style, color="grey", linewidth=0.6)
+    axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+import pytest
+
+from harness.dynamics import Job, run
+from harness.errors import CycleError
+
+
+def kernel(
+    rank: int,
+    *seconds: float,
+    after: tuple[int, ...] = (),
+    wave_s: float = 0.0,
+    release_s: float = 0,
+) -> Job:
+    return Job((rank * 8,), (rank,), seconds, after, release_s, wave_s)
+
+
+def transfer(
+    src: int, dst: int, *seconds: float, after: tuple[int, ...] = (), patient: bool = False
+) -> Job:
+    return Job((src * 8 + 1, dst * 8 + 2), (src, dst), seconds, after, 0.0, 0.0, True, patient)
+
+
+def test_kernels_of_a_rank_run_one_after_another_and_of_two_side_by_side() -> None:
+    starts, ends = run([kernel(0, 1.0), kernel(0, 2.0), kernel(1, 2.5)])
+    assert (starts, ends) == ([0.0, 1.0, 0.0], [1.0, 3.0, 2.5])
+
+
+def test_a_kernel_waits_for_what_it_needs_and_for_its_launch() -> None:
+    jobs = [transfer(0, 1, 1.0), kernel(1, 1.0, after=(0,)), kernel(0, 1.0, release_s=5.0)]
+    assert run(jobs)[0] == [0.0, 1.0, 5.0]
+
+
+def test_a_port_carries_one_transfer_at_a_time() -> None:
+    assert run([transfer(0, 1, 1.0), transfer(2, 1, 1.0), transfer(1, 2, 1.0)])[1] == [
+        1.0,
+        2.0,
+        1.0,
+    ]
+
+
+def test_a_transfer_holds_sms_while_it_runs() -> None:
+    # Half of the kernel with a transfer beside it at 2 s a kernel, then the rest at 1 s a kernel.
+    ends = run([transfer(0, 1, 1.0), kernel(0, 1.0, 2.0)])[1]
+    assert ends == pytest.approx([1.0, 1.5])
+
+
+def test_a_transfer_that_waits_for_its_data_holds_sms_at_the_receiver_alone() -> None:
+    jobs = [kernel(0, 3.0, 9.0), transfer(0, 1, 1.0, after=(0,)), kernel(1, 2.0, 4.0)]
+    assert run(jobs)[1] == pytest.approx([3.0, 4.0, 4.0])
+
+
+def test_a_transfer_moves_slower_beside_a_kernel() -> None:
+    # A quarter of it while the kernel runs, the rest at full speed.
+    ends = run([transfer(0, 1, 1.0, 4.0), kernel(0, 1.0)])[1]
+    assert ends == pytest.approx([1.75, 1.0])
+
+
+def test_a_transfer_that_comes_during_a_wave_waits_for_its_end() -> None:
+    jobs = [kernel(0, 1.0), kernel(1, 2.5), transfer(0, 1, 1.0, after=(0,))]
+    late = [jobs[0], kernel(1, 2.5, wave_s=0.7), jobs[2]]
+    assert run(jobs, blocking=True)[0][2] == 1.0
+    assert run(late)[0][2] == 1.0
+    # Its receiving end was posted when the kernel had begun, so it waits for the first wave only.
+    assert run(late, blocking=True, kernels_first=True)[0][2] == 1.0
+    whole = [jobs[0], kernel(1, 2.5, wave_s=2.5), jobs[2]]
+    assert run(whole, blocking=True, kernels_first=True)[0][2] == 2.5
+
+
+def test_a_patient_transfer_waits_for_the_kernel() -> None:
+    jobs = [kernel(1, 2.5, wave_s=0.7), transfer(0, 1, 1.0, patient=True)]
+    assert run(jobs, blocking=True, kernels_first=True)[0][1] == 2.5
+    assert run(jobs, blocking=True)[0][1] == 0.0
+
+
+def test_what_ends_at_once_is_seen_together_whatever_its_number() -> None:
+    # Rank 1's next kernel starts when rank 0's ends: the transfer between them is posted first.
+    jobs = [
+        kernel(1, 1.0, wave_s=1.0),
+        kernel(1, 1.0, wave_s=1.0),
+        kernel(0, 1.0, wave_s=1.0),
+        transfer(0, 1, 0.5, after=(2,)),
+    ]
+    assert run(jobs, blocking=True)[0][3] == 1.0
+
+
+def test_jobs_that_wait_for_one_another_are_reported() -> None:
+    with pytest.raises(CycleError):
+        run([kernel(0, 1.0, after=(1,)), kernel(0, 1.0)])
+
+
+def test_a_delay_holds_nothing() -> None:
+    assert run([Job((), (), (1.0,), ()), kernel(0, 1.0, after=(0,))])[1] == [1.0, 2.0]

@@ -1,0 +1,83 @@
+from itertools import product
+
+import pytest
+
+from harness.dynamics import run
+from harness.problem import Direction, Dtype, Problem
+from harness.residency import Program
+from harness.skeleton import Need, calls_of, skeleton
+from harness.verify import verify
+from patterns import make_pattern
+from strategies import strategy
+
+CASES = (
+    ("grid:rows=8", "full", 8),
+    ("grid:rows=2", "full", 8),
+    ("ring", "full", 16),
+    ("zigzag", "causal", 8),
+    ("owner", "strided", 8),
+)
+
+
+def program(text: str, pattern: str, cp: int, direction: Direction, heads: int = 1) -> Program:
+    problem = Problem(
+        pattern=make_pattern(pattern, cp * 64),
+        heads_q=heads,
+        heads_kv=heads,
+        head_dim=128,
+        dtype=Dtype.BFLOAT16,
+        cp=cp,
+    )
+    return verify(strategy(text).plan(problem, direction))
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(("text", "pattern", "cp"), CASES)
+def test_folding_changes_no_time(text: str, pattern: str, cp: int, direction: Direction) -> None:
+    made = program(text, pattern, cp, direction)
+    whole, folded = skeleton(made, 8, fold=False), skeleton(made, 8)
+    assert len(whole.parts) == whole.folded == folded.folded
+    for move, wave_s, blocking in product((0.05, 0.37, 1.3), (0.0, 0.3, 1.0), (False, True)):
+
+        def price(
+            need: Need, move: float = move, wave_s: float = wave_s
+        ) -> tuple[tuple[float, ...], float]:
+            if need.kind == "transfer":
+                far, extra = 1 + need.far, sum(need.size) % 7 * 0.01
+                return (far * move + extra, far * move * 1.4 + extra), 0.0
+            if need.kind == "tile":
+                return (1.0, 1.1, 1.25, 1.3), wave_s
+            return (0.1,), 0.0
+
+        ends = [max(run(s.priced(price), blocking=blocking)[1]) for s in (whole, folded)]
+        assert ends[0] == ends[1]
+
+
+def test_a_plan_that_ranks_run_in_step_folds_to_one_rank() -> None:
+    made = skeleton(program("ring", "full", 16, Direction.FORWARD), 16)
+    assert len(made.parts) * 16 == made.folded
+    assert {rank for part in made.parts for rank in part.ranks} == {0}
+
+
+def test_nodes_keep_their_ranks_apart() -> None:
+    made = skeleton(program("ring", "full", 16, Direction.FORWARD), 8)
+    assert len(made.parts) * 2 == made.folded
+
+
+def test_a_zigzag_pair_at_home_is_one_causal_call() -> None:
+    made = program("zigzag", "causal", 4, Direction.FORWARD)
+    tile = next(t for t in made.plan.tasks if getattr(t, "area", 0) and t.q == t.kv)  # type: ignore[union-attr]
+    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, True, 1.0)]  # type: ignore[arg-type]
+
+
+def test_a_window_is_one_call_with_its_density() -> None:
+    made = program("allgather", "window:left=31,right=0", 2, Direction.FORWARD)
+    tile = next(t for t in made.plan.tasks if getattr(t, "area", 0))
+    (call,) = calls_of(made.plan, tile)  # type: ignore[arg-type]
+    assert not call.causal
+    assert 0 < call.density < 1
+
+
+def test_sizes_do_not_depend_on_the_number_of_heads() -> None:
+    one, four = (skeleton(program("ring", "full", 4, Direction.BACKWARD, h), 8) for h in (1, 4))
+    assert [part.need for part in one.parts] == [part.need for part in four.parts]
