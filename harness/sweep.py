@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+import psutil
+
 from harness.balance import imbalance_total
 from harness.cell import Status, plan_flops, record
 from harness.config import Config
