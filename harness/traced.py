@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from harness.config import Config
 from harness.environment import cpu_model
-from harness.errors import UnsupportedError
-from harness.measure import RankSample, Refusal, rank_job
+from harness.measure import RankSample, rank_job
 from harness.memory import ledger
 from harness.plan import Tile
 from harness.planned import planned
@@ -57,11 +56,9 @@ def traced(config: Config, crew: Crew, timeout_s: float) -> Traced:
             f"--measured runs on this machine; {flops:.1e} flops must be at most {MOST_FLOPS:.0e}: "
             "take fewer tokens or heads"
         )
-    ranks: list[RankSample] = []
-    for answer in crew.run(rank_job, timeout_s, config, _WARMUP, 1):
-        if isinstance(answer, Refusal):
-            raise UnsupportedError(answer.reason)
-        ranks.append(answer)
+    answers = crew.run(rank_job, timeout_s, config, _WARMUP, 1)
+    ranks = [answer for answer in answers if isinstance(answer, RankSample)]
+    assert len(ranks) == len(answers)  # planned above, so no rank refuses
     trace = measured_trace(
         program,
         [span for rank in ranks for span in rank.spans],
