@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from harness import layer
 from harness.build import PlanBuilder
 from harness.errors import UnsupportedError
-from harness.plan import NO_HEADS, Finish, Piece, Place, Tensor
+from harness.plan import NO_HEADS, Finish, Free, Leg, Memory, Piece, Place, Tensor, Transfer
 from harness.problem import Direction, Problem
 
 
@@ -87,6 +87,29 @@ def output_weight_gradients(
     for part in layer.WEIGHT_GRADS:
         for heads in by_kv if part.on_kv else by_query:
             b.output_piece(rank, layer.weight(b.problem, part, heads))
+
+
+def offload(b: PlanBuilder, rank: int, pieces: Iterable[Piece]) -> None:
+    """Copy pieces to the rank's host memory; partial results move there."""
+    _copy(b, Place(rank), Place(rank, Memory.HOST), pieces)
+
+
+def fetch(b: PlanBuilder, rank: int, pieces: Iterable[Piece]) -> None:
+    """Copy pieces back from the rank's host memory; partial results move back."""
+    _copy(b, Place(rank, Memory.HOST), Place(rank), pieces)
+
+
+def _copy(b: PlanBuilder, src: Place, dst: Place, pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        if piece.chunks and piece.heads:
+            b.add(Transfer(Leg(src, dst, (piece,), piece.version)))
+
+
+def release(b: PlanBuilder, rank: int, pieces: Iterable[Piece]) -> None:
+    """Let pieces go from the device."""
+    held = tuple(piece for piece in pieces if piece.chunks and piece.heads)
+    if held:
+        b.add(Free(Place(rank), held))
 
 
 def _finish_rows(

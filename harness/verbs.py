@@ -251,10 +251,19 @@ class HeadGroups:
     Attributes:
         groups: Disjoint groups of ranks.
         heads: Per rank, the query heads that it attends (bit set).
+        only: The chunks that are traded, of queries and of keys alike; None = all.
     """
 
     groups: tuple[tuple[int, ...], ...]
     heads: tuple[int, ...]
+    only: Chunks | None = None
+
+    def owned(self, b: PlanBuilder, rank: int, tensor: Tensor) -> Chunks:
+        """The chunks of a rank that are traded."""
+        own = (b.keys if tensor.on_kv else b.queries).owned[rank]
+        if self.only is None:
+            return own
+        return tuple(chunk for chunk in own if chunk in self.only)
 
     def chunks(self, b: PlanBuilder, rank: int, tensor: Tensor) -> Chunks:
         """Chunks that a rank's group holds together, of those that are needed at all."""
@@ -262,7 +271,7 @@ class HeadGroups:
             sorted(
                 chunk
                 for peer in self.group(rank)
-                for chunk in _wanted(b, tensor, _owned(b, peer, tensor))
+                for chunk in _wanted(b, tensor, self.owned(b, peer, tensor))
             )
         )
 
@@ -281,7 +290,7 @@ def to_heads(
 ) -> None:
     """All-to-all: each rank gives up its tokens' heads and gets its heads of the group's tokens."""
     ranks = range(b.problem.cp)
-    wanted = [_wanted(b, tensor, _owned(b, rank, tensor)) for rank in ranks]
+    wanted = [_wanted(b, tensor, groups.owned(b, rank, tensor)) for rank in ranks]
     places = [Place(rank) for rank in ranks]
     legs = [
         Leg(
@@ -306,7 +315,7 @@ def to_tokens(b: PlanBuilder, groups: HeadGroups, tensor: Tensor) -> None:
         Leg(
             places[src],
             places[dst],
-            (b.exact_piece(tensor, _owned(b, dst, tensor), whole[src]),),
+            (b.exact_piece(tensor, groups.owned(b, dst, tensor), whole[src]),),
             GATHERED,
         )
         for group in groups.groups
@@ -328,7 +337,7 @@ def kv_grads_to_tokens(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Pi
     """
     for group in groups.groups:
         for rank in group:
-            own = tuple(c for peer in group for c in _owned(b, peer, Tensor.DK))
+            own = tuple(c for peer in group for c in groups.owned(b, peer, Tensor.DK))
             whole = _whole_heads(b, groups, rank, Tensor.DK)
             b.finish_pieces(rank, [b.exact_piece(t, tuple(sorted(own)), whole) for t in KV_GRADS])
     for tensor in (Tensor.DK, Tensor.DV):
@@ -346,7 +355,7 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
             Leg(
                 Place(src),
                 Place(dst),
-                (b.exact_piece(tensor, b.attended_kv(_owned(b, dst, tensor)), shared[src]),),
+                (b.exact_piece(tensor, b.attended_kv(groups.owned(b, dst, tensor)), shared[src]),),
                 from_rank(src),
             )
             for group in groups.groups
@@ -360,7 +369,7 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
         for src in group:
             everything |= b.problem.kv_heads(groups.heads[src])
         for dst in group:
-            own = _owned(b, dst, Tensor.DK)
+            own = groups.owned(b, dst, Tensor.DK)
             pieces: list[Piece] = [
                 b.exact_piece(tensor, b.attended_kv(own), shared[src], from_rank(src))
                 for src in group
@@ -428,10 +437,6 @@ def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[Seat, ...]:
         )
         for rank in range(b.problem.cp)
     )
-
-
-def _owned(b: PlanBuilder, rank: int, tensor: Tensor) -> Chunks:
-    return (b.keys if tensor.on_kv else b.queries).owned[rank]
 
 
 def _wanted(b: PlanBuilder, tensor: Tensor, chunks: Chunks) -> Chunks:

@@ -6,6 +6,7 @@ from harness.strategy import Chosen, Strategy, choose
 from strategies import (
     allgather,
     double_ring,
+    fpdt,
     grid,
     owner,
     ring,
@@ -34,7 +35,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 """Those that plan attention, and so any layer around it."""
 
 LAYER_STRATEGIES: Mapping[str, Strategy] = {
-    strategy.name: strategy for strategy in (upipe.STRATEGY,)
+    strategy.name: strategy for strategy in (upipe.STRATEGY, fpdt.STRATEGY)
 }
 """Those that plan whole layers only, because projections are part of them."""
 
