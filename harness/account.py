@@ -40,6 +40,10 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has 
         """Return the most that each rank held in a memory, in bytes."""
         return tuple(peak for place, peak in self.peak.items() if place.memory is memory)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard costs more than the account
+
     def on_place(self, place: Place) -> None:
         """Charge what follows to a rank's memory."""
         self._place = place

@@ -253,6 +253,11 @@ def judge(
 
 def _largest(x: Tensor) -> float:
     """Largest finite magnitude; 0 of an empty tensor."""
+    if not x.numel():
+        return 0.0
+    largest = float(x.abs().max())
+    if math.isfinite(largest):  # a NaN is the largest of all
+        return largest
     finite = x[x.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
