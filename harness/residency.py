@@ -86,6 +86,8 @@ class Residency:
         self.slabs: list[Slab] = []
         self.last_use: list[int] = []
         self._writer: list[int | None] = []
+        # Of slabs that were written in part: the last writer of each chunk so written.
+        self._parts: dict[int, dict[int, int]] = {}
         self._readers: list[list[int]] = []
         self._cells: dict[tuple[Place, Tensor, int], _Cells] = {}
         # Slabs that nothing was taken from yet, by what they hold: most reads are of a whole one.
@@ -123,23 +125,42 @@ class Residency:
                 if mode is _ACCUMULATE:
                     creates.extend(self._fill(place, piece, index))
                 known = self.resolve(place, piece, index, tolerant=tolerant)
-            for slab, _, _ in known:
-                writer = writers[slab]
-                if writer is not None:
-                    requires.add(writer)
+            for slab, chunks, _ in known:
+                if slab in self._parts:
+                    requires.update(self._part_writers(slab, chunks))
+                else:
+                    writer = writers[slab]
+                    if writer is not None:
+                        requires.add(writer)
                 if mode is _READ:
                     readers[slab].append(index)
-                else:
-                    if readers[slab]:
-                        requires.update(readers[slab])
-                        readers[slab] = []
-                    writers[slab] = index
+                elif readers[slab]:
+                    requires.update(readers[slab])
+                if mode is _ACCUMULATE:
+                    self._write(slab, chunks, index)
                 self.last_use[slab] = index
             if mode in _LEAVING:
                 self._remove(place, piece, known)
             accesses.append(Access(place, piece, mode, known))
         requires.discard(index)
         return Step(tuple(sorted(requires)), tuple(accesses), tuple(creates))
+
+    def _part_writers(self, slab: int, chunks: tuple[int, ...]) -> Iterator[int]:
+        """The tasks that last wrote chunks of a slab that was written in part."""
+        base, parts = self._writer[slab], self._parts[slab]
+        for chunk in chunks:
+            writer = parts.get(chunk, base)
+            if writer is not None:
+                yield writer
+
+    def _write(self, slab: int, chunks: tuple[int, ...], index: int) -> None:
+        """Note who wrote chunks of a slab. What is taken is gone, so taking writes nothing."""
+        if chunks == self.slabs[slab].piece.chunks:
+            self._writer[slab] = index
+            self._parts.pop(slab, None)
+            self._readers[slab] = []
+        else:
+            self._parts.setdefault(slab, {}).update(dict.fromkeys(chunks, index))
 
     def resolve(
         self, place: Place, piece: Piece, index: int | None, *, tolerant: bool = False
