@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SMALL = 110  # tasks; up to here the cumulative program is proved in seconds
 SHORT_STREAM = 15  # tasks of a stream; likewise
-_WINDOW = 90  # tasks of a window: 30 are too few to gain anything, more take too long
+_WINDOWS = (90, 150, 250)  # tasks of a window: 30 are too few to gain anything
 _WINDOW_S = 2.0
 _TICKS = 1_000_000  # per bound: fine enough to lose nothing, coarse enough for a solver
 
@@ -139,7 +139,7 @@ def schedule_streams(
     tick_s = tick_of(graph)
     instance = instance_of(graph, tick_s)
     found = search(instance, method=method, time_limit_s=time_limit_s, seed=seed, log=log)
-    order = instance.order(found.starts)
+    order = [task for task in instance.order(found.starts) if task < len(plan.tasks)]
     makespan_s = _makespan_s(graph, order)
     given = list(range(len(plan.tasks)))
     given_s = _makespan_s(graph, given)
@@ -166,13 +166,24 @@ def tick_of(graph: TaskGraph) -> float:
 
 
 def instance_of(graph: TaskGraph, tick_s: float) -> Instance:
-    """The instance of a graph in ticks, durations rounded down."""
-    return Instance(
-        tuple(int(seconds / tick_s + 1e-6) for seconds in graph.seconds),
-        tuple(graph.streams),
-        tuple(graph.after),
-        tuple(graph.moves),
-    )
+    """The instance of a graph in ticks, durations rounded down.
+
+    The lag of a task is a task without a stream, after all others.
+    """
+
+    def ticks(seconds: float) -> int:
+        return int(seconds / tick_s + 1e-6)
+
+    durations, streams = [ticks(seconds) for seconds in graph.seconds], list(graph.streams)
+    after, moves = list(graph.after), list(graph.moves)
+    for task, lag_s in enumerate(graph.lags):
+        if lag_s:
+            durations.append(ticks(lag_s))
+            streams.append(())
+            after.append(after[task])
+            moves.append(True)
+            after[task] = (len(after) - 1,)
+    return Instance(tuple(durations), tuple(streams), tuple(after), tuple(moves))
 
 
 def _makespan_s(graph: TaskGraph, order: Sequence[int]) -> float:
@@ -180,9 +191,9 @@ def _makespan_s(graph: TaskGraph, order: Sequence[int]) -> float:
     ends = [0.0] * len(order)
     free: dict[int, float] = {}
     for task in order:
-        earlier = [ends[first] for first in graph.after[task]]
-        earlier += [free.get(stream, 0.0) for stream in graph.streams[task]]
-        ends[task] = max(earlier, default=0.0) + graph.seconds[task]
+        ready = max((ends[first] for first in graph.after[task]), default=0.0) + graph.lags[task]
+        start = max([ready, *(free.get(stream, 0.0) for stream in graph.streams[task])])
+        ends[task] = start + graph.seconds[task]
         free.update(dict.fromkeys(graph.streams[task], ends[task]))
     return max(ends, default=0.0)
 
@@ -299,22 +310,22 @@ class _Search:
             self.bound = min(max(self.bound, _up(answer.bound)), self.makespan)
 
     def windows(self) -> None:
-        """Solve one window of time after another, until none gains or the time is over."""
-        at, quiet = 0, 0
+        """Solve one window of time after another; larger ones when none gains any more."""
         self.starts = self.instance.left_shifted(self.instance.order(self.starts))
-        while not self.done and self.left_s:
-            order = self.instance.order(self.starts)
-            places = max(1, -(-2 * len(order) // _WINDOW) - 1)
-            first = at % places * _WINDOW // 2
-            gained = self._window(order, first)
-            at += 1
-            quiet = 0 if gained else quiet + 1
-            if quiet >= places:
-                return
+        for size in _WINDOWS:
+            at, quiet = 0, 0
+            while not self.done and self.left_s:
+                order = self.instance.order(self.starts)
+                places = max(1, -(-2 * len(order) // size) - 1)
+                gained = self._window(order, at % places * size // 2, size)
+                at += 1
+                quiet = 0 if gained else quiet + 1
+                if quiet >= places:
+                    break
 
-    def _window(self, order: Sequence[int], first: int) -> bool:
+    def _window(self, order: Sequence[int], first: int, size: int) -> bool:
         """Order the tasks of a window anew; those before and after keep their order."""
-        before, free, after = order[:first], order[first:][:_WINDOW], order[first:][_WINDOW:]
+        before, free, after = order[:first], order[first:][:size], order[first:][size:]
         part = part_of(self.instance, before, free, after)
         starts = tuple(self.starts[task] for task in free)
         _, better = cumulative(

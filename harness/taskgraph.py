@@ -1,8 +1,9 @@
 """The tasks of a plan as a graph with times, and a timeline that stays right while tasks merge.
 
 A task holds its streams for its whole duration; each stream runs its tasks first in, first out. A
-collective is one node here: it holds every port that one of its legs uses, for as long as the
-busiest. So times equal the simulator's where a plan has no collectives, and are close with them.
+collective is one node here: after a lag, its latency, it holds every port that one of its legs
+uses, for as long as the busiest. So times equal the simulator's where a plan has no collectives,
+and are close with them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,12 +27,14 @@ class TaskGraph:
 
     Attributes:
         seconds: Per task, its duration.
+        lags: Per task, seconds that pass before it holds its streams, once it need not wait.
         streams: Per task, the numbers of the streams that it holds (see `streams.stream_of`).
         after: Per task, the tasks that it waits for in every order.
         moves: Per task, whether it moves data; of two that could start, it goes first.
     """
 
     seconds: list[float]
+    lags: list[float]
     streams: list[tuple[int, ...]]
     after: list[tuple[int, ...]]
     moves: list[bool]
@@ -41,7 +44,7 @@ def graph_of(plan: Plan, cluster: Cluster) -> TaskGraph:
     """Measure a plan on a cluster, by the one cost function."""
     work = work_of(resolved(plan), cluster, Runtime.GRAPH)
     count = len(plan.tasks)
-    seconds = [0.0] * count
+    seconds, lags = [0.0] * count, [0.0] * count
     streams: list[tuple[int, ...]] = [()] * count
     busy: dict[int, dict[int, float]] = {}
     for activity in work.activities:
@@ -49,16 +52,16 @@ def graph_of(plan: Plan, cluster: Cluster) -> TaskGraph:
         if isinstance(plan.tasks[task], Collective):
             ports = busy.setdefault(task, {})
             if not activity.streams:
-                seconds[task] += activity.seconds
+                lags[task] += activity.seconds
             for stream in activity.streams:
                 ports[stream] = ports.get(stream, 0.0) + activity.seconds
         else:
             seconds[task], streams[task] = activity.seconds, activity.streams
     for task, ports in busy.items():
-        seconds[task] += max(ports.values(), default=0.0)
+        seconds[task] = max(ports.values(), default=0.0)
         streams[task] = tuple(sorted(ports))
     moves = [isinstance(task, Transfer | Collective) for task in plan.tasks]
-    return TaskGraph(seconds, streams, needs(plan), moves)
+    return TaskGraph(seconds, lags, streams, needs(plan), moves)
 
 
 class Timeline:
@@ -72,6 +75,7 @@ class Timeline:
     def __init__(self, graph: TaskGraph, order: Sequence[int] | None = None) -> None:
         count = len(graph.seconds)
         self.seconds = list(graph.seconds)
+        self.lags = list(graph.lags)
         self.streams = list(graph.streams)
         self.after: list[set[int]] = [set(earlier) for earlier in graph.after]
         self.before: list[set[int]] = [set() for _ in range(count)]
@@ -96,11 +100,11 @@ class Timeline:
             self.end[node] = self.start(node) + self.seconds[node]
 
     def start(self, node: int) -> float:
-        """When what a node waits for has ended."""
+        """When a node holds its streams: all that it waits for has ended, and its lag is over."""
         ends = self.end
-        earlier = [ends[first] for first in self.after[node]]
-        earlier += [ends[first] for first in self.left[node].values()]
-        return max(earlier, default=0.0)
+        ready = max([ends[first] for first in self.after[node]], default=0.0) + self.lags[node]
+        free = max([ends[first] for first in self.left[node].values()], default=0.0)
+        return max(ready, free)
 
     @property
     def makespan(self) -> float:
@@ -130,6 +134,7 @@ class Timeline:
         streams: tuple[int, ...],
         *,
         late: bool,
+        lag_s: float = 0.0,
         limit_s: float = inf,
     ) -> "Change | None":
         """Let one new node stand for several.
@@ -141,16 +146,19 @@ class Timeline:
             The change, to be undone or kept; None, and all as before, if something would end
             after `limit_s` or wait for itself.
         """
+        gone = set(members)
+        if any(not gone.isdisjoint(self.after[member]) for member in members):
+            return None
         change = Change(self, members)
         node = change.node
         self.seconds.append(seconds)
+        self.lags.append(lag_s)
         self.streams.append(streams)
         self.alive.append(True)
         self.left.append({})
         self.right.append({})
         # About when it will end: nodes are settled in the order of their old ends.
-        self.end.append(max(self.end[member] for member in members))
-        gone = set(members)
+        self.end.append((max if late else min)(self.end[member] for member in members))
         self.after.append({n for m in members for n in self.after[m]} - gone)
         self.before.append({n for m in members for n in self.before[m]} - gone)
         for earlier in self.after[node]:
@@ -264,7 +272,15 @@ class Change:
     def undo(self) -> None:
         """Restore the timeline."""
         line, node = self.timeline, self.node
-        for values in (line.seconds, line.streams, line.alive, line.left, line.right, line.end):
+        for values in (
+            line.seconds,
+            line.lags,
+            line.streams,
+            line.alive,
+            line.left,
+            line.right,
+            line.end,
+        ):
             del values[node:]
         del line.after[node:], line.before[node:]
         for touched, (left, right) in self._sides.items():

@@ -84,13 +84,21 @@ def candidates(scene: Scene) -> Iterator[Candidate]:
                 leg = scene.plan.tasks[index].leg  # type: ignore[union-attr]
                 for stream in scene.graph.streams[index]:
                     ports[stream] = ports.get(stream, 0.0) + scene.costs.collective_leg_s(leg)
-            seconds = scene.costs.collective_start_s(task) + max(ports.values())
+            seconds, lag_s = max(ports.values()), scene.costs.collective_start_s(task)
             busy: dict[int, float] = {}
             for index in members:
                 for stream in scene.graph.streams[index]:
                     busy[stream] = busy.get(stream, 0.0) + scene.graph.seconds[index]
-            gain_s = max(busy.values()) - seconds  # ports work side by side in both forms
-            yield Candidate(members, task, seconds, tuple(sorted(ports)), gain_s, late=not early)
+            gain_s = max(busy.values()) - seconds - lag_s  # ports work side by side in both forms
+            yield Candidate(
+                members,
+                task,
+                seconds,
+                tuple(sorted(ports)),
+                gain_s,
+                late=not early,
+                lag_s=lag_s,
+            )
 
 
 def _groups(plan: Plan, indices: Sequence[int]) -> Iterator[Members]:

@@ -43,19 +43,16 @@ def fused(plan: Plan, groups: Iterable[Members]) -> Plan:
         tiles = [plan.tasks[index] for index in members]
         solid = [tile for tile in tiles if isinstance(tile, Tile)]
         tile = joined(solid) if len(solid) == len(tiles) else None
-        if tile is None or not one_call(plan, tile):
-            raise ValueError(
-                f"fuse: tasks {list(members)} must be tiles of one place that fill a rectangle "
-                "which one kernel call can take"
-            )
-        whole = plan.problem.pattern.areas(
+        rule = f"fuse: tasks {list(members)} must be tiles of one place that fill a rectangle"
+        if tile is None:
+            raise ValueError(rule)
+        areas = plan.problem.pattern.areas(
             [plan.q_chunks[i] for i in tile.q], [plan.kv_chunks[j] for j in tile.kv]
-        ).sum()
-        if int(whole) != tile.area:
-            raise ValueError(
-                f"fuse: tasks {list(members)} have {tile.area} pairs of the {int(whole)} of their "
-                "rectangle; they must have all"
-            )
+        )
+        if int(areas.sum()) != tile.area:
+            raise ValueError(f"{rule}; they have {tile.area} of its {int(areas.sum())} pairs")
+        if not one_call(plan, tile):
+            raise ValueError(f"{rule} which one kernel call can take")
         replacements[members] = tile
     return substituted(plan, replacements)
 

@@ -31,6 +31,7 @@ class Candidate:
         streams: What it holds.
         gain_s: How much less than its members one after another, seconds.
         late: Whether it takes its last member's place on a stream, else its first's.
+        lag_s: Seconds that pass before it holds its streams.
     """
 
     members: Members
@@ -39,6 +40,7 @@ class Candidate:
     streams: tuple[int, ...]
     gain_s: float
     late: bool
+    lag_s: float = 0.0
 
 
 class Scene:
@@ -86,6 +88,11 @@ class Scene:
         kv = {chunk for tile in tiles for chunk in tile.kv}
         return sum(tile.area for tile in tiles) == sum(self._areas[i][j] for i in q for j in kv)
 
+    def rank(self, each: "Candidate") -> tuple[int, float, Members]:
+        """Largest gain first, to the picosecond; of equal ones that which waits for least."""
+        ready_s = max(self._ready[index] for index in each.members)
+        return -round(each.gain_s * 1e12), ready_s, each.members
+
 
 Finder = Callable[[Scene], Iterable[Candidate]]
 
@@ -121,8 +128,8 @@ def improve(
 ) -> Improved:
     """Apply transformations, the largest gain first, each kept only if it pays.
 
-    It pays if the makespan gets shorter, or if it stays and streams fall idle earlier in all: in a
-    balanced plan no single rank's gain shortens the whole until every rank has its own.
+    It pays if the makespan gets shorter, or if it stays and streams do not fall idle later in all:
+    in a balanced plan no single rank's gain shortens the whole until every rank has its own.
 
     Args:
         plan: A plan.
@@ -135,7 +142,7 @@ def improve(
     scene = Scene(plan, cluster)
     line = scene.timeline
     found = [each for finder in finders for each in finder(scene) if each.gain_s > 0]
-    found.sort(key=lambda each: (-each.gain_s, each.members))
+    found.sort(key=scene.rank)
     tasks: dict[int, Task] = dict(enumerate(plan.tasks))
     before_s = best_s = line.makespan
     idle_s = line.idle
@@ -150,12 +157,17 @@ def improve(
         tried += 1
         limit_s = best_s * (1 + _LEAST)
         change = line.replace(
-            each.members, each.seconds, each.streams, late=each.late, limit_s=limit_s
+            each.members,
+            each.seconds,
+            each.streams,
+            late=each.late,
+            lag_s=each.lag_s,
+            limit_s=limit_s,
         )
         if change is None:
             continue
         makespan_s, now_idle_s = line.makespan, line.idle
-        if makespan_s >= best_s * (1 - _LEAST) and now_idle_s >= idle_s * (1 - _LEAST):
+        if makespan_s >= best_s * (1 - _LEAST) and now_idle_s > idle_s * (1 + _LEAST):
             change.undo()
             continue
         best_s, idle_s = min(best_s, makespan_s), now_idle_s

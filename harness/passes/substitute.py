@@ -14,7 +14,7 @@ def substituted(plan: Plan, replacements: Mapping[Members, Task]) -> Plan:
     """Replace groups of tasks by one task each; others keep their order where that is possible.
 
     Raises:
-        CycleError: A group would have to wait for a task that waits for a part of the group.
+        CycleError: A part of a group waits for another, or for a task that does.
         ValueError: A task is in two groups.
     """
     stands: dict[int, int] = {}
@@ -32,8 +32,6 @@ def substituted(plan: Plan, replacements: Mapping[Members, Task]) -> Plan:
     before: list[set[int]] = [set() for _ in tasks]
     for index, earlier in enumerate(needs(plan)):
         before[stands[index]].update(stands[first] for first in earlier)
-    for at, earlier_places in enumerate(before):
-        earlier_places.discard(at)
     try:
         order = topological(before, [(float(at),) for at, _ in tasks])
     except ValueError as error:
