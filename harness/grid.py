@@ -8,9 +8,9 @@ from math import prod
 
 from allpairspy import AllPairs
 
-from harness.config import Config
+from harness.config import Config, Scope
 from harness.problem import Dtype
-from strategies import STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 CPS = (1, 2, 3, 4, 7, 8, 16)
 DTYPES = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
@@ -38,6 +38,22 @@ PATTERNS = (
     "star",
     "streaming",
 )
+LAYER_CPS = (1, 2, 4, 8)
+LAYER_HEADS = ((32, 8), (64, 8), (16, 4), (32, 16), (40, 8), (28, 4), (8, 8), (8, 1))
+LAYER_LENGTHS = (1, 29, 97)
+LAYER_HEAD_DIMS = (4, 6)
+LAYER_PATTERNS = ("full", "causal", "window", "documents")
+LAYER_VARIANTS = (
+    "upipe:save_gathered=true",
+    "upipe:in_order=true",
+    "upipe:ring=2",
+    "upipe:ring=2,resend=true",
+    *(f"upipe:stage_heads={u}" for u in (5, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
+    "fpdt:parts=3",
+)
+ROTARIES = (None, 1e4)
+HIDDEN = 26
+"""Model width of layers here: it divides nothing and is no multiple of a head's width."""
 COVERINGS = 2
 _EXTRA_KEYS = 13
 
@@ -54,6 +70,24 @@ class Axes:
     batches: tuple[int, ...] = BATCHES
     lengths: tuple[int, ...] = LENGTHS
     head_dims: tuple[int, ...] = HEAD_DIMS
+    rotaries: tuple[float | None, ...] = (None,)
+    scope: Scope = Scope.ATTENTION
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Axes":
+        """The default axes of a scope."""
+        if scope is Scope.ATTENTION:
+            return cls()
+        return cls(
+            strategies=(*EVERY_STRATEGY, *VARIANTS, *LAYER_VARIANTS),
+            patterns=LAYER_PATTERNS,
+            cps=LAYER_CPS,
+            heads=LAYER_HEADS,
+            lengths=LAYER_LENGTHS,
+            head_dims=LAYER_HEAD_DIMS,
+            rotaries=ROTARIES,
+            scope=scope,
+        )
 
     def values(self) -> list[Sequence[object]]:
         """The axes in the order of `_config`'s arguments."""
@@ -66,6 +100,8 @@ class Axes:
             self.batches,
             self.lengths,
             self.head_dims,
+            self.rotaries,
+            (self.scope,),
         ]
 
 
@@ -101,18 +137,37 @@ def size(axes: Axes) -> int:
 
 
 def _affordable(row: Sequence[object]) -> bool:
-    """Keep the largest tensors of a covering to batch 1; every pair still occurs."""
+    """Keep the largest tensors of a covering to batch 1; every pair still occurs.
+
+    Stages of heads that do not divide are left out: a covering is to run, not to be refused.
+    """
+    if len(row) >= 5 and not _divides(str(row[0]), row[2], row[4]):
+        return False
     if len(row) < len(Axes().values()):
         return True
     batch, seqlen, head_dim = row[5:8]
     return not (seqlen == max(LENGTHS) and head_dim == max(HEAD_DIMS) and batch != 1)
 
 
+def _divides(text: str, cp: object, heads: object) -> bool:
+    """Whether the stages of a strategy, if it has any, divide ranks and heads."""
+    options = strategy(text).options
+    assert isinstance(cp, int) and isinstance(heads, tuple)
+    if "stage_heads" not in strategy(text).strategy.accepts:
+        return True
+    ranks, odd = divmod(cp, options.ring or 1)
+    if odd:
+        return False
+    u = options.stage_heads or ranks
+    return u % ranks == 0 and heads[0] % u == 0
+
+
 def _config(row: Sequence[object]) -> Config:
-    name, pattern, cp, dtype, heads, batch, seqlen, head_dim = row
+    name, pattern, cp, dtype, heads, batch, seqlen, head_dim, rotary, scope = row
     assert isinstance(name, str) and isinstance(pattern, str) and isinstance(dtype, Dtype)
     assert isinstance(cp, int) and isinstance(seqlen, int) and isinstance(heads, tuple)
-    assert isinstance(batch, int) and isinstance(head_dim, int)
+    assert isinstance(batch, int) and isinstance(head_dim, int) and isinstance(scope, Scope)
+    assert rotary is None or isinstance(rotary, float)
     text, seqlen_kv = spelled(pattern, seqlen)
     # Ulysses needs a head per rank: take the same geometry several times over.
     times = -(-cp // heads[0]) if strategy(name).strategy.name == "ulysses" else 1
@@ -127,6 +182,9 @@ def _config(row: Sequence[object]) -> Config:
         head_dim=head_dim,
         batch=batch,
         dtype=dtype,
+        scope=scope,
+        hidden=HIDDEN if scope is Scope.LAYER else None,
+        rotary=rotary,
     )
 
 

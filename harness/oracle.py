@@ -185,7 +185,7 @@ def _turned(x: Tensor, base: float | None, *, back: bool = False) -> Tensor:
     frequencies = torch.full_like(powers, base) ** powers
     angles = torch.arange(seqlen, dtype=torch.float64)[:, None] * frequencies
     turns = torch.polar(torch.ones_like(angles), -angles if back else angles)
-    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+    pairs = torch.view_as_complex(x.double().reshape(*x.shape[:3], -1, 2))
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 

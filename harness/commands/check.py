@@ -39,6 +39,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
             [
                 "check",
                 "check --transport gloo --cp 2,4",
+                "check --scope layer --strategies upipe:ring=2,usp --cp 4",
                 "check --strategies zigzag,usp:2x2 --cp 4 --seqlen 97 --dtype bfloat16",
             ]
         ),
@@ -64,7 +65,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         type=choice(Scope),
         choices=tuple(Scope),
         default=Scope.ATTENTION,
-        help="what is run",
+        help="attention, or the whole layer: x and weights to y, and all gradients",
     )
     parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
     parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
@@ -76,8 +77,6 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Check the grid that the flags describe."""
-    if args.scope is Scope.LAYER:
-        raise ValueError("scope (layer) has no executor yet; use --scope attention")
     axes = _axes(args)
     begin = time.monotonic()
     output = args.output
@@ -107,7 +106,9 @@ def _axes(args: argparse.Namespace) -> Axes:
         "lengths": args.seqlen,
         "head_dims": args.head_dim,
     }
-    axes = replace(Axes(), **{name: values for name, values in given.items() if values})
+    axes = replace(
+        Axes.of(args.scope), **{name: values for name, values in given.items() if values}
+    )
     for text in axes.strategies:
         strategy(text)
     for text in axes.patterns:
@@ -237,10 +238,13 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
 
 
 def _name(record: Record) -> str:
+    layer = "layer " if record["scope"] == Scope.LAYER else ""
+    turned = " rotary" if record["rotary"] else ""
     return (
-        f"{record['strategy']} {record['pattern']} cp={record['cp']} S={record['seqlen_q']}"
+        f"{layer}{record['strategy']} {record['pattern']} cp={record['cp']} S={record['seqlen_q']}"
         f"/{record['seqlen_kv']} heads={record['heads_q']}/{record['heads_kv']} "
-        f"D={record['head_dim']} B={record['batch']} {record['dtype']} {record['direction']}"
+        f"D={record['head_dim']} B={record['batch']}{turned} {record['dtype']} "
+        f"{record['direction']}"
     )
 
 
