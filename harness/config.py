@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from harness.plan import Scope
 from harness.problem import Direction, Dtype, Problem
 from patterns import make_pattern
 
@@ -16,13 +17,6 @@ class Where(StrEnum):
     GLOO = "gloo"
     NCCL = "nccl"
     SIMULATED = "simulated"
-
-
-class Scope(StrEnum):
-    """What a plan takes in: q, k and v, or x and the weights of a layer."""
-
-    ATTENTION = "attention"
-    LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from math import prod
 
 from allpairspy import AllPairs
 
-from harness.config import Config, Scope
+from harness.config import Config
+from harness.plan import Scope
 from harness.problem import Dtype
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 

@@ -305,7 +305,8 @@ def with_summed_gradients(plan: Plan) -> Plan:
     initial, tasks = list(plan.initial), list(plan.tasks)
     kept = [r for r in plan.outputs if r.piece.tensor not in WEIGHT_GRADS]
     for part in WEIGHT_GRADS:
-        holders = [place.rank for place, piece in plan.outputs if piece.tensor is part]
+        held = (place.rank for place, piece in plan.outputs if piece.tensor is part)
+        holders = tuple(dict.fromkeys(held))
         every = weight(problem, part).heads.bit_count()
         shares = [
             head_sets.span(rank * every // problem.cp, (rank + 1) * every // problem.cp)

@@ -16,8 +16,9 @@ from harness import checks
 from harness.check import Cell, Status
 from harness.commands.arguments import choice, count, dtype, example, heads, length, listed
 from harness.commands.progress import Live
-from harness.config import Config, Scope, Where
+from harness.config import Config, Where
 from harness.grid import Axes, pairwise, size, spelled, whole
+from harness.plan import Scope
 from harness.problem import Dtype
 from harness.records import Record, ResultFile
 from patterns import make_pattern

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands.arguments import example
-from harness.config import Scope
+from harness.plan import Scope
 from harness.problem import Dtype
 from harness.strategy import ALIASES
 from patterns import PATTERNS, make_pattern

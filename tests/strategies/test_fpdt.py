@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from harness.check import check
-from harness.config import Config, Scope
+from harness.config import Config
 from harness.errors import UnsupportedError
 from harness.memory import ledger
-from harness.plan import Memory, Plan, Tensor, Tile, Transfer
+from harness.plan import Memory, Plan, Scope, Tensor, Tile, Transfer
 from harness.problem import Direction, Dtype, Problem
 from harness.sizes import piece_bytes
 from harness.verify import check_pair, verify

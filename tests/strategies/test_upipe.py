@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.build import PlanBuilder
 from harness.check import check, inputs_of, run_both
-from harness.config import Config, Scope
+from harness.config import Config
 from harness.errors import MisfitError, MissedPairError, UnsupportedError
 from harness.heads import members
 from harness.lower import lower
@@ -22,6 +22,7 @@ from harness.plan import (
     Linear,
     LinearOp,
     Plan,
+    Scope,
     Task,
     Tensor,
     Tile,
