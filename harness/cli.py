@@ -11,10 +11,21 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from harness import launch
-from harness.commands import check, compare, doctor, explain, listing, plan, sweep, trace
+from harness.commands import (
+    calibrate,
+    check,
+    compare,
+    doctor,
+    explain,
+    listing,
+    plan,
+    simulate,
+    sweep,
+    trace,
+)
 from harness.errors import HarnessError, UnsupportedError
 
-_VERBS = (sweep, check, explain, plan, trace, compare, listing, doctor)
+_VERBS = (sweep, check, explain, plan, trace, simulate, calibrate, compare, listing, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,13 +1,15 @@
 """A cluster: nodes of GPUs, their speeds, and the links between them, in SI units.
 
 Numbers come from datasheets, with a few measured constants where no datasheet has one; each names
-its source on its line. They are not calibrated: `Cluster.calibration` says so in every result.
+its source on its line. Clusters that were measured carry a calibration (`fitted`), which
+the cost function then prefers; `Cluster.calibration` says in every result which it was.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from harness.calibration import Calibration, calibration
 from harness.errors import UnsupportedError
 from harness.plan import Memory, Place
 from harness.problem import Direction, Dtype
@@ -129,6 +131,7 @@ class Cluster:
         host_link: A GPU's link to host memory, per direction.
         host_launch_s: Host time of one launch in the eager runtime.
         calibration: Where the numbers come from.
+        fitted: Kernels, links and effects as measured; None leaves the datasheet's.
     """
 
     name: str
@@ -140,6 +143,7 @@ class Cluster:
     host_link: Link
     host_launch_s: float
     calibration: str
+    fitted: Calibration | None = None
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError with the value received and the rule."""
@@ -250,7 +254,70 @@ def h100(nodes: int) -> Cluster:
     )
 
 
-CLUSTERS: Mapping[str, Cluster] = {c.name: c for c in (h100(8), h100(1))}
+def measured(name: str, nodes: int, gpu: Gpu) -> Cluster:
+    """A cluster of 8-GPU nodes with the calibration that ships under its name."""
+    fitted = calibration(name)
+    assert fitted is not None  # a preset has its file
+    forward, backward, links = fitted.kernels.forward, fitted.kernels.backward, fitted.links
+    crowd = fitted.effects.near, fitted.effects.far
+    return Cluster(
+        name=name,
+        nodes=nodes,
+        gpus_per_node=8,  # Source: HGX boards of all these models carry 8 GPUs
+        gpu=replace(
+            gpu,
+            # The fastest pair of a call, so that bounds stay below every kernel's time.
+            efficiency_forward=forward.flops_per_s / min(1, forward.causal) / gpu.flops_per_s,
+            efficiency_backward=backward.flops_per_s / min(1, backward.causal) / gpu.flops_per_s,
+            kernel_start_s=forward.launch_s,
+        ),
+        nvlink=Link(
+            bandwidth_bytes_per_s=links.near.bytes_per_s * crowd[0].share,
+            latency_s=links.near.latency_s + crowd[0].handshake_s,
+        ),
+        nic=Link(
+            bandwidth_bytes_per_s=links.far.bytes_per_s * crowd[1].share,
+            latency_s=links.far.latency_s + crowd[1].handshake_s,
+        ),
+        host_link=_PCIE_5,
+        host_launch_s=fitted.effects.eager.kernel_s,
+        calibration=f"calibration {fitted.id}",
+        fitted=fitted,
+    )
+
+
+_A100 = Gpu(
+    name="A100 SXM4 80GB",
+    flops_per_s=312e12,  # Source: NVIDIA A100 datasheet, BF16 tensor core
+    flops_per_s_float32=19.5e12,  # Source: NVIDIA A100 datasheet, FP32
+    flops_per_s_float64=19.5e12,  # Source: NVIDIA A100 datasheet, FP64 tensor core
+    efficiency_forward=0.7,  # Source: replaced by the calibration
+    efficiency_backward=0.6,  # Source: replaced by the calibration
+    efficiency_linear=0.7,  # Assumed: large bfloat16 GEMMs reach about 70 % of the peak
+    memory_bytes=80_000_000_000,  # Source: NVIDIA A100 datasheet, GPU memory
+    memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
+    kernel_start_s=5e-6,  # Source: replaced by the calibration
+)
+_H200 = replace(
+    H100_SXM,
+    name="H200 SXM 141GB",
+    memory_bytes=141_000_000_000,  # Source: NVIDIA H200 datasheet, GPU memory
+    memory_bandwidth_bytes_per_s=4.8e12,  # Source: NVIDIA H200 datasheet, GPU memory bandwidth
+)
+
+CLUSTERS: Mapping[str, Cluster] = {
+    c.name: c
+    for c in (
+        h100(8),
+        h100(1),
+        measured("h100-hamming", 8, H100_SXM),
+        measured("dgx-h100", 1, H100_SXM),
+        measured("h800", 8, replace(H100_SXM, name="H800 SXM5 80GB")),
+        measured("a800", 8, replace(_A100, name="A800 SXM4 80GB")),
+        measured("a100", 8, _A100),
+        measured("h200", 8, _H200),
+    )
+}
 """The presets, the default first."""
 
 DEFAULT = "h100-8x8"

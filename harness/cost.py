@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from harness.cluster import Cluster, LinkClass
+from harness.effects import crowded_s
+from harness.kernel_model import Kernels
 from harness.plan import (
     Collective,
     Delta,
@@ -20,11 +22,15 @@ from harness.plan import (
     Linear,
     Merge,
     Piece,
+    Tensor,
     Tile,
     Transfer,
 )
 from harness.residency import Program
 from harness.sizes import piece_bytes, tile_flops, width
+from harness.skeleton import calls_of
+
+_FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
 
 Runs = tuple[tuple[int, ...], ...]
 """Chunks of a piece, grouped into runs whose positions continue one another."""
@@ -43,6 +49,7 @@ class Costs:
         self.plan = program.plan
         self.cluster = cluster
         self._bytes: dict[Piece, int] = {}
+        self._fitted: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], float] = {}
         self._calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         self._links = {kind: cluster.link(kind) for kind in LinkClass}
 
@@ -69,7 +76,13 @@ class Costs:
                 return 0.0
 
     def leg_s(self, leg: Leg) -> float:
-        """Seconds of a leg on its own."""
+        """Seconds of a leg while the others of its plan move too."""
+        kind = self.cluster.link_class(leg.src, leg.dst)
+        if self.cluster.fitted is not None and kind in (LinkClass.NVLINK, LinkClass.NIC):
+            links, effects = self.cluster.fitted.links, self.cluster.fitted.effects
+            if kind is LinkClass.NVLINK:
+                return crowded_s(links.near, effects.near, self.leg_bytes(leg))
+            return crowded_s(links.far, effects.far, self.leg_bytes(leg))
         return self._links[self.cluster.link_class(leg.src, leg.dst)].seconds(self.leg_bytes(leg))
 
     def collective_leg_s(self, leg: Leg) -> float:
@@ -180,6 +193,10 @@ class Costs:
 
     def _tile_s(self, index: int, tile: Tile) -> float:
         written = sum(map(self.bytes, tile.writes))
+        fitted = self.cluster.fitted
+        if fitted is not None and self.plan.problem.dtype.bytes == _FITTED_BYTES:
+            folded = fitted.effects.passes * (written - self._fresh_bytes(index))
+            return self._fitted_s(tile, fitted.kernels) + self._memory_s(folded)
         moved = written + sum(map(self.bytes, tile.reads))
         kernels = max(self.attention_s(tile_flops(self.plan, tile)), self._memory_s(moved))
         # What is not new is folded in: read the part, read and write the accumulator.
@@ -187,12 +204,33 @@ class Costs:
         starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s
         return starts + kernels + self._memory_s(folded)
 
+    def _fitted_s(self, tile: Tile, kernels: Kernels) -> float:
+        """Seconds of a tile's kernel calls by the kernel model."""
+        problem = self.plan.problem
+        delta = any(piece.tensor is Tensor.DELTA for piece in tile.reads)
+        key = (tile.q, tile.kv, tile.heads, delta)
+        if key not in self._fitted:
+            self._fitted[key] = sum(
+                kernels.seconds(
+                    tile.direction,
+                    call.rows,
+                    call.columns,
+                    call.heads * problem.batch,
+                    causal=call.causal,
+                    density=call.density,
+                    head_dim=problem.head_dim,
+                    delta_given=delta,
+                )
+                for call in calls_of(self.plan, tile)
+            )
+        return self._fitted[key]
+
     def _fresh_bytes(self, index: int) -> int:
         """Bytes of accumulators that a task begins."""
         slabs = self.program.slabs
         return sum(self.bytes(slabs[slab].piece) for slab in self.program.steps[index].creates)
 
-    def _memory_s(self, size_bytes: int) -> float:
+    def _memory_s(self, size_bytes: float) -> float:
         return size_bytes / self.cluster.gpu.memory_bandwidth_bytes_per_s
 
 

@@ -7,6 +7,8 @@ measurement shows them.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.link_model import Curve
+
 
 class Effect(StrEnum):
     """A term that can be switched off.
@@ -59,6 +61,7 @@ class Eager:
         transfer_s: Host time of a batch of isend and irecv.
         merge_s: Host time of merging with separate operations.
         passes: How often merging moves the accumulators, element by element.
+        far_s: What a transfer between nodes takes beyond its time on the link.
     """
 
     kernel_s: float
@@ -66,6 +69,7 @@ class Eager:
     transfer_s: float
     merge_s: float
     passes: float
+    far_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +93,9 @@ class Effects:
     start_s: float
     passes: float
     eager: Eager
+
+
+def crowded_s(curve: Curve, crowd: Crowd, size_bytes: float) -> float:
+    """Seconds of a message while all GPUs exchange and no kernel runs."""
+    slower = size_bytes / curve.bytes_per_s * (1 / crowd.share - 1)
+    return curve.seconds(size_bytes) + crowd.handshake_s + slower

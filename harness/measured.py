@@ -199,7 +199,9 @@ def _scaled(pricer: Pricer, shape: Skeleton, seqlen_q: int, seqlen_kv: int) -> f
 def _eager(case: Case, pricer: Pricer) -> float:
     # The measured zigzag and stripe know causal masks only: their rows of a full pattern ran one.
     pattern = case.pattern if case.strategy == "ring" else "causal"
-    shape = planned(case.strategy, pattern, case.cp, case.gpus_per_node, case.pass_)
+    # The ring of the block-sparse runs sends everything everywhere.
+    text = "ring-classic" if pattern not in ("full", "causal") else case.strategy
+    shape = planned(text, pattern, case.cp, case.gpus_per_node, case.pass_)
     # The measured zigzag returned from its forward merge at once.
     merges = not (case.strategy == "zigzag" and case.pass_ is Direction.FORWARD)
     pricer.convention = replace(TORCH, merges=merges)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.calibration import Calibration
 from harness.dynamics import HELD, Job, run
-from harness.effects import ALL, Crowd, Effect
+from harness.effects import ALL, Crowd, Effect, crowded_s
 from harness.kernel_model import Kernels
 from harness.link_model import Curve
 from harness.problem import Direction
@@ -60,7 +60,7 @@ class Pricer:
         direction: Forward or backward.
         scale_q: Query tokens over those of the skeleton's reference.
         scale_kv: Likewise for keys.
-        heads: Query heads times batch; KV heads are as many.
+        heads: Heads times batch over those of the skeleton's reference.
         head_dim: Width, as in the skeleton.
         effects: Those that are on.
         compute: Whether kernels take time; off for runs measured without them.
@@ -199,7 +199,7 @@ class Pricer:
             self.direction,
             round(call.rows * self.scale_q),
             round(call.columns * self.scale_kv),
-            self.heads,
+            call.heads * self.heads,
             causal=call.causal,
             density=call.density,
             head_dim=self.head_dim,
@@ -210,7 +210,7 @@ class Pricer:
     def wave_s(self, kernels: Kernels, call: Call) -> float:
         """Time of a wave of one call, see `Kernels.wave_s`."""
         rows, columns = round(call.rows * self.scale_q), round(call.columns * self.scale_kv)
-        return kernels.wave_s(self.direction, rows, columns, self.heads, self.head_dim)
+        return kernels.wave_s(self.direction, rows, columns, call.heads * self.heads, self.head_dim)
 
     def fold_s(self, need: Need) -> float:
         """Time to fold partial results into what is there."""
@@ -250,13 +250,15 @@ class Pricer:
             curve, crowd = (links.far_alone if self.alone else links.far), effects.far
         else:
             curve, crowd = links.near, effects.near
-        return self.crowded(curve, crowd, size)
+        times = self.crowded(curve, crowd, size)
+        if need.far and self._hosted:
+            return tuple(time + effects.eager.far_s for time in times)
+        return times
 
     def crowded(self, curve: Curve, crowd: Crowd, size: float) -> tuple[float, ...]:
         """Time a message that is not alone."""
-        time = curve.seconds(size)
-        if Effect.CONTENTION in self.effects:
-            time += crowd.handshake_s + size / curve.bytes_per_s * (1 / crowd.share - 1)
+        contention = Effect.CONTENTION in self.effects
+        time = crowded_s(curve, crowd, size) if contention else curve.seconds(size)
         if Effect.INTERFERENCE not in self.effects:
             return (time,)
         return time, time + size / curve.bytes_per_s * (1 / crowd.share_beside - 1)

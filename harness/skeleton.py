@@ -47,12 +47,13 @@ class Call(NamedTuple):
 
     rows: int
     columns: int
+    heads: int
     causal: bool
     density: float
 
 
 class Size(NamedTuple):
-    """Elements per head that scale with query or with key tokens, by what they are.
+    """Elements that scale with query or with key tokens, by what they are.
 
     Attributes:
         plain_q: Of inputs and finished results that scale with queries.
@@ -163,25 +164,25 @@ def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     """
     q = tuple(plan.q_chunks[c] for c in tile.q)
     kv = tuple(plan.kv_chunks[c] for c in tile.kv)
-    rows, columns = sum(map(len, q)), sum(map(len, kv))
+    rows, columns, heads = sum(map(len, q)), sum(map(len, kv)), tile.heads.bit_count()
     if tile.area == rows * columns:
-        return (Call(rows, columns, False, 1.0),)
+        return (Call(rows, columns, heads, False, 1.0),)
     pattern = plan.problem.pattern
     if any(band.hi is not None for a in q for b in kv for band in pattern.regions(a, b)):
-        return (Call(rows, columns, False, tile.area / (rows * columns)),)
+        return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
     calls = []
     for call in lower(pattern, q, kv):
         if call.mask.kind is MaskKind.BAND:
-            return (Call(rows, columns, False, tile.area / (rows * columns)),)
+            return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
         shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
-        calls.append(Call(*shape, call.mask.kind is MaskKind.CAUSAL, 1.0))
+        calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
     return tuple(calls)
 
 
 def _size(plan: Plan, pieces: Sequence[Piece]) -> Size:
     counts = [0] * len(Size._fields)
     for piece in pieces:
-        elements = plan.tokens(piece) * width(plan, piece.tensor)
+        elements = plan.tokens(piece) * width(plan, piece.tensor) * piece.heads.bit_count()
         if piece.tensor in _PER_ROW:
             counts[4] += elements
         else:

@@ -53,22 +53,19 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Predict one plan."""
     problem, direction = problem_of(args), Direction(args.direction)
-    if problem.heads_q != problem.heads_kv:
-        raise ValueError("simulate: heads_kv must equal heads_q; kernels were fitted so")
     known = calibration(args.cluster)
     assert known is not None  # argparse refuses other names
     context = Context(gpus_per_node=args.gpus_per_node)
     program = verify(strategy(args.strategy).plan(problem, direction, context))
     shape = skeleton(program, args.gpus_per_node)
     eager = args.runtime == "eager-torch"
-    # The skeleton counts elements per head; here it was taken from the problem itself.
     pricer = Pricer(
         calibration=known,
         convention=TORCH if eager else HARNESS,
         direction=direction,
         scale_q=1.0,
         scale_kv=1.0,
-        heads=problem.heads_q * problem.batch,
+        heads=problem.batch,
         head_dim=problem.head_dim,
     )
     time_s = pricer.seconds_of(shape)

@@ -173,7 +173,14 @@ _GUESS = Effects(
     large_sms=4.0,
     start_s=15e-6,
     passes=3.0,
-    eager=Eager(kernel_s=120e-6, backward_s=250e-6, transfer_s=70e-6, merge_s=100e-6, passes=8.0),
+    eager=Eager(
+        kernel_s=120e-6,
+        backward_s=250e-6,
+        transfer_s=70e-6,
+        merge_s=100e-6,
+        passes=8.0,
+        far_s=150e-6,
+    ),
 )
 
 
@@ -186,14 +193,18 @@ def fit_effects(
         for c in runs
     ]
     fit, _ = halves(runs, ("runs",), names)
-    one_node = [c for c in fit if c.nodes == 1 and c.strategy in ("grid", "owner")]
+    plans = [c for c in fit if c.strategy in ("grid", "owner")]
+    # A strided pattern keeps up to 4 nodes apart: whatever is sent stays inside a node.
+    one_node = [c for c in plans if c.nodes == 1 or (c.pattern == "strided" and c.nodes <= 4)]
     square = [c for c in fit if c.is_eager and c.seqlen_q == c.seqlen_kv]
-    fewest = min((c.nodes for c in square), default=0)
-    eager = [c for c in square if c.nodes == fewest]  # more nodes add no parameter, only time
-    far = [c for c in fit if c.nodes > 1 and c.strategy in ("grid", "owner")]
+    few = sorted({c.nodes for c in square})[:2]
+    eager = [c for c in square if c.nodes in few]  # more nodes add no parameter, only time
+    fused = [c for c in fit if c.nodes == 1 and c.strategy == "grid-fused"]
+    far = [c for c in plans if c not in one_node]
     for group, start, made in (
         (one_node, _near_of(value), _with_near),
-        (eager[:: max(1, len(eager) // 60)], _eager_of(value), _with_eager),
+        (fused, _collective_of(value), _with_collective),
+        (eager[:: max(1, len(eager) // 80)], _eager_of(value), _with_eager),
         (far, _far_of(value), _with_far),
     ):
         some = _thin(group, most)
@@ -243,6 +254,22 @@ def _with_near(value: Calibration, x: Reals) -> Calibration:
     return replace(value, effects=effects)
 
 
+def _collective_of(value: Calibration) -> list[float]:
+    rate = value.links.near.bytes_per_s
+    return [20e-6, 0.6 * rate]
+
+
+def _with_collective(value: Calibration, x: Reals) -> Calibration:
+    curve = Curve(
+        latency_s=float(x[0]),
+        small_bytes_per_s=float(x[1]),
+        switch_bytes=0.0,
+        large_latency_s=float(x[0]),
+        bytes_per_s=float(x[1]),
+    )
+    return replace(value, links=replace(value.links, near_collective=curve))
+
+
 def _far_of(value: Calibration) -> list[float]:
     far = value.effects.far
     return [far.handshake_s, far.share, far.share_beside, far.held_sms]
@@ -260,7 +287,8 @@ def _with_far(value: Calibration, x: Reals) -> Calibration:
 
 def _eager_of(value: Calibration) -> list[float]:
     eager = value.effects.eager
-    return [eager.kernel_s, eager.backward_s, eager.transfer_s, eager.merge_s, eager.passes]
+    host = [eager.kernel_s, eager.backward_s, eager.transfer_s, eager.merge_s]
+    return [*host, eager.passes, eager.far_s]
 
 
 def _with_eager(value: Calibration, x: Reals) -> Calibration:
@@ -270,6 +298,7 @@ def _with_eager(value: Calibration, x: Reals) -> Calibration:
         transfer_s=float(x[2]),
         merge_s=float(x[3]),
         passes=float(x[4]),
+        far_s=float(x[5]),
     )
     return replace(value, effects=replace(value.effects, eager=eager))
 
@@ -277,3 +306,26 @@ def _with_eager(value: Calibration, x: Reals) -> Calibration:
 def rows_of(folder: Path) -> list[Row]:
     """All rows of whole runs in a folder."""
     return read(folder, "measured_dist_attn.csv") + read(folder, "measured_bsa_h100.csv")
+
+
+def sources_of(machine: Machine, date: str) -> dict[str, str]:
+    """What each line of a calibration cites, by section."""
+    logs = "UltraAttn (SC'25) repository"
+    return {
+        "": f"Source: fitted {date} to {logs}",
+        "kernels": f"Source: NVIDIA datasheet of the GPU, read {date}",
+        "kernels.forward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
+        "kernels.backward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
+        **{
+            f"links.{name}": f"Source: {logs}, P2P times of {machine.links}, fitted {date}"
+            for name in ("near", "near_one_way", "far", "far_alone")
+        },
+        "links.near_collective": f"Source: comm_test, all-gather of 8 A100, fitted {date}",
+        **{
+            f"effects.{name}": f"Source: {logs}, half of the runs on {machine.runs}, fitted {date}"
+            for name in ("near", "far", "eager")
+        },
+        "effects": f"Source: {logs}, half of the runs on {machine.runs}, fitted {date}",
+        "range": f"Source: the tables fitted, {date}",
+        "errors": f"Source: the half not fitted, {date}",
+    }

@@ -33,8 +33,8 @@ def test_presets_have_the_datasheet_numbers() -> None:
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"cluster \(h200\) is unknown; .*h100-8x8, h100-1x8"):
-        cluster("h200")
+    with pytest.raises(ValueError, match=r"cluster \(b200\) is unknown; .*h100-8x8, h100-1x8"):
+        cluster("b200")
 
 
 def test_ranks_fill_nodes_in_order() -> None:
@@ -67,7 +67,9 @@ def test_more_ranks_than_gpus_are_refused_with_a_way_out() -> None:
     with pytest.raises(UnsupportedError, match=r"cp \(9\) must not exceed its 8 GPUs") as caught:
         cluster("h100-1x8").require(9)
 
-    assert caught.value.nearest == ("--cluster h100-8x8", "cp 8")
+    assert caught.value.nearest[0] == "--cluster h100-8x8"
+    assert "--cluster dgx-h100" not in caught.value.nearest
+    assert caught.value.nearest[-1] == "cp 8"
 
 
 def test_a_message_takes_its_latency_and_its_bytes() -> None:

@@ -67,7 +67,7 @@ def test_nodes_keep_their_ranks_apart() -> None:
 def test_a_zigzag_pair_at_home_is_one_causal_call() -> None:
     made = program("zigzag", "causal", 4, Direction.FORWARD)
     tile = next(t for t in made.plan.tasks if getattr(t, "area", 0) and t.q == t.kv)  # type: ignore[union-attr]
-    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, True, 1.0)]  # type: ignore[arg-type]
+    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, 1, True, 1.0)]  # type: ignore[arg-type]
 
 
 def test_a_window_is_one_call_with_its_density() -> None:
@@ -78,6 +78,10 @@ def test_a_window_is_one_call_with_its_density() -> None:
     assert 0 < call.density < 1
 
 
-def test_sizes_do_not_depend_on_the_number_of_heads() -> None:
+def test_sizes_count_every_head() -> None:
     one, four = (skeleton(program("ring", "full", 4, Direction.BACKWARD, h), 8) for h in (1, 4))
-    assert [part.need for part in one.parts] == [part.need for part in four.parts]
+    for a, b in zip(one.parts, four.parts, strict=True):
+        assert tuple(4 * count for count in a.need.size) == tuple(b.need.size)
+        assert [(c.rows, 4 * c.heads) for c in a.need.calls] == [
+            (c.rows, c.heads) for c in b.need.calls
+        ]
