@@ -12,7 +12,7 @@ from harness.config import Config
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError
 from harness.memory import ledger
-from harness.plan import legs_of
+from harness.plan import Plan, Tile, legs_of
 from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
@@ -81,6 +81,7 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
     for task in plan.tasks:
         for leg in legs_of(task):
             sent[leg.src.rank] += leg_bytes(plan, leg)
+    said = trust(program, machine, trace.calibration)
     fits = max(peaks) <= machine.gpu.memory_bytes
     reason = "" if fits else f"needs {max(peaks)} bytes of {machine.gpu.memory_bytes} on a GPU"
     return record(
@@ -99,5 +100,44 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         plan_hash=plan.hash,
         bound_s=limits.balanced_s,
         plan_bound_s=limits.bound_s,
-        calibration=trace.calibration,
+        calibration=said["calibration"],
+        calibration_id=said["calibration_id"],
+        inside_range=said["inside_range"],
+        expected_error=said["expected_error"],
     )
+
+
+def trust(program: Program, machine: Cluster, calibration: str) -> Record:
+    """Say how far to trust a simulated time: by which calibration, in its range or not, how well.
+
+    Returns:
+        `calibration`, in words, `calibration_id`, `inside_range` and `expected_error`, the share by
+        which plans in the graph runtime missed their measured times; all but the first None on a
+        cluster of datasheet numbers.
+    """
+    fitted, plan = machine.fitted, program.plan
+    if fitted is None:
+        return {
+            "calibration": calibration,
+            "calibration_id": None,
+            "inside_range": None,
+            "expected_error": None,
+        }
+    inside = plan.problem.dtype.bytes == 2  # kernels were measured in bfloat16
+    for task in plan.tasks:
+        if isinstance(task, Tile) and inside:
+            tokens = tuple(sum(len(t[c]) for c in chunks) for t, chunks in _sides(plan, task))
+            inside = fitted.inside(tokens, task.heads.bit_count(), plan.problem.head_dim)
+    expected = fitted.errors.get("graph")
+    known = "unknown" if expected is None else f"{expected:.0%}"
+    where = "inside" if inside else "OUTSIDE"
+    return {
+        "calibration": f"{calibration}; {where} its range, expected error {known}",
+        "calibration_id": fitted.id,
+        "inside_range": inside,
+        "expected_error": expected,
+    }
+
+
+def _sides(plan: Plan, tile: Tile) -> tuple[tuple[tuple[range, ...], tuple[int, ...]], ...]:
+    return (plan.q_chunks, tile.q), (plan.kv_chunks, tile.kv)
