@@ -32,8 +32,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _POLL_S = 0.05
 _START_S = 120.0
-_GRACE_S = 0.3
-"""How long a dying worker may take to be seen as dead."""
+_GRACE_S = 10.0
+"""How long a worker that has closed its pipe or its connections may take to be gone."""
+_BROKEN = ("Connection closed by peer", "Connection reset", "Broken pipe")
+"""What gloo says where the other rank is gone."""
 
 
 class Failure(StrEnum):
@@ -188,8 +190,10 @@ class Team:
                     raise (self._dead() or self._closed()) from None
                 if not ok:
                     kind, reason, detail = value
-                    # A rank often fails because another died under it: that one is the cause.
-                    raise self._dead(detail) or WorkerError(Failure(kind), rank, reason, detail)
+                    # A rank may fail because another died under it: that one is the cause.
+                    dying = any(text in detail for text in _BROKEN)
+                    dead = self._dead(detail, grace_s=_GRACE_S if dying else 0.0)
+                    raise dead or WorkerError(Failure(kind), rank, reason, detail)
                 results[rank] = value
             self._check_memory()
             if time.monotonic() > deadline:
@@ -212,13 +216,14 @@ class Team:
                     f"{self.memory_bytes / 2**30:.2f} GiB",
                 )
 
-    def _dead(self, told: str = "") -> WorkerError | None:
+    def _dead(self, told: str = "", grace_s: float = _GRACE_S) -> WorkerError | None:
         """Find a worker that is gone: its last words, else what a survivor told."""
-        wait([process.sentinel for process in self._processes], timeout=_GRACE_S)
+        gone = wait([process.sentinel for process in self._processes], timeout=grace_s)
         for rank, process in enumerate(self._processes):
-            code = process.exitcode
-            if code is None:
+            if process.sentinel not in gone:
                 continue
+            process.join()  # the sentinel closes a moment before the exit status is there
+            code = process.exitcode or 0
             detail = self._stack(rank) or told
             if code == -signal.SIGKILL:
                 reason = "was killed (signal 9), by the system when memory is short, or by a person"
