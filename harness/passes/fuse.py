@@ -10,7 +10,7 @@ waits for the last of its operands, so what pays is decided by time, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from harness.cluster import Cluster
 from harness.cost import Costs
@@ -106,6 +106,50 @@ def _run(chunks: Sequence[range]) -> range | None:
 
 def _triangle(pattern: Pattern, rows: range, columns: range) -> bool:
     return pattern.relation(rows, columns).relation is Relation.CAUSAL
+
+
+# At once, as published ----------------------------------------------------------------------
+
+
+def fused_at_once(plan: Plan) -> Plan:
+    """Fuse the largest rectangles of full blocks first, all that fit, untimed and for good.
+
+    Shapes go by (area, rows, columns), the largest first; per rank, each set of rows takes its
+    first free columns. No rectangle has more blocks than an even share of them all.
+
+    Source: the public code of UltraAttn (SC'25), `graph_transformation_engine.py`.
+    """
+    rows, columns, cp = len(plan.q_chunks), len(plan.kv_chunks), plan.problem.cp
+    first = plan.problem.pattern.area(plan.q_chunks[0], plan.kv_chunks[-1])
+    blocks = rows * columns if first else rows * (columns - 1) // 2
+    groups: list[Members] = []
+    for cells in _groups(plan):
+        full = {key: index for key, index in cells.items() if _is_full(plan, index)}
+        groups += _largest_first(full, -(-blocks // cp))
+    return fused(plan, groups)
+
+
+def _is_full(plan: Plan, index: int) -> bool:
+    tile = plan.tasks[index]
+    assert isinstance(tile, Tile)
+    rows, columns = (plan.tokens(piece) for piece in tile.reads[:2])
+    return tile.area == rows * columns
+
+
+def _largest_first(cells: Cells, most: int) -> Iterator[Members]:
+    free = dict(cells)
+    rows, columns = (sorted({key[axis] for key in cells}) for axis in (0, 1))
+    shapes = [
+        (x * y, x, y)
+        for x in range(1, len(rows) + 1)
+        for y in range(1, len(columns) + 1)
+        if _FEWEST <= x * y <= most
+    ]
+    for _, x, y in sorted(shapes, reverse=True):
+        for chosen in combinations(rows, x):
+            common = [kv for kv in columns if all((q, kv) in free for q in chosen)]
+            for at in range(0, len(common) - y + 1, y):
+                yield tuple(sorted(free.pop((q, kv)) for q in chosen for kv in common[at : at + y]))
 
 
 # Candidates ---------------------------------------------------------------------------------

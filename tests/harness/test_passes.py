@@ -11,11 +11,12 @@ from harness.allocation import plan_allocation
 from harness.cluster import H100_SXM, Cluster, Link, h100
 from harness.dependencies import needs, rebuilt, reordered, topological
 from harness.errors import CycleError
-from harness.passes import batch, collectives, fuse
+from harness.passes import batch, fuse
 from harness.passes.batch import batched
 from harness.passes.collectives import gathered
-from harness.passes.fuse import fused
+from harness.passes.fuse import fused, fused_at_once
 from harness.passes.greedy import Candidate, Scene, improve
+from harness.passes.kernels import FINDERS, tile_kernels
 from harness.passes.split import split_columns, split_rows
 from harness.plan import (
     Collective,
@@ -38,7 +39,7 @@ from strategies import STRATEGIES, strategy
 from tests.harness.numeric import table_pattern, wrong
 from tests.harness.test_allocation import cases
 
-ALL = (fuse.candidates, batch.candidates, collectives.candidates)
+ALL = FINDERS
 CLUSTER = h100(1)
 
 
@@ -103,7 +104,7 @@ def test_ten_blocks_become_the_three_kernels_of_the_figure() -> None:
     plan, cluster = figure()
     assert len(blocks(plan)) == 10
 
-    better = improve(plan, cluster, ALL)
+    better = tile_kernels(plan, cluster)
 
     verify(better.plan)
     assert blocks(better.plan) == [((4, 5), (4, 5)), ((4, 5), (6, 7)), ((6,), (6, 7))]
@@ -331,6 +332,20 @@ def test_splitting_undoes_fusing() -> None:
             split_rows(plan, index, tile.q)
         with pytest.raises(ValueError, match="must be some, but not all"):
             split_columns(plan, 0, (0,))
+    assert not wrong(*plans)
+
+
+def test_at_once_takes_the_largest_rectangles_whether_it_pays_or_not() -> None:
+    plan, cluster = figure()
+    rank = fused_at_once(plan)
+    assert blocks(rank) == [((4, 5), (4, 5)), ((4, 5, 6), (6, 7))]
+    assert seconds(rank, cluster) > seconds(plan, cluster)
+    plans = []
+    for one in pair("owner", problem("causal", cp=6)):
+        whole = fused_at_once(one)  # at most ceil(6 * 5 / 2 / 6) = 3 blocks, no diagonal ones
+        sizes = [len(t.q) * len(t.kv) for t in whole.tasks if isinstance(t, Tile)]
+        assert sorted(sizes) == sorted([1] * 6 + [1, 2, 3, 3, 1, 3, 2])
+        plans.append(whole)
     assert not wrong(*plans)
 
 
