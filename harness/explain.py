@@ -17,7 +17,7 @@ from harness.residency import Program
 from harness.sizes import piece_bytes
 from harness.strategy import Chosen, Context, Options
 from harness.verify import verify
-from strategies import STRATEGIES, usp
+from strategies import EVERY_STRATEGY, STRATEGIES, usp
 
 _MOST_NEAR = 6  # alternatives of one kind: more would not be read, and each is planned
 
@@ -101,7 +101,8 @@ class Costs:
         memory_bytes_lower_bound: Inputs and outputs of the forward pass.
         peak_bytes: The most held at a time in the forward pass (see `memory`).
         peak_bytes_backward: As above, backward.
-        saved_bytes: What stays for the backward pass (it may be part of these).
+        saved_bytes: What stays for the backward pass (it may be part of these), host included.
+        host_peak_bytes: The most held at a time in host memory, in either pass.
         tokens_min: Query tokens of the rank that owns fewest.
         tokens_max: Query tokens of the rank that owns most.
         heads_max: Query heads of the rank that attends most.
@@ -125,6 +126,7 @@ class Costs:
     peak_bytes: int
     peak_bytes_backward: int
     saved_bytes: int
+    host_peak_bytes: int
     tokens_min: int
     tokens_max: int
     heads_max: int
@@ -215,6 +217,8 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "batch": problem.batch,
         "dtype": problem.dtype.value,
         "cp": problem.cp,
+        "hidden": problem.hidden,
+        "rotary": problem.rotary,
         "legal": explanation.legal,
         "reason": explanation.reason,
         "hints": list(explanation.hints),
@@ -230,7 +234,8 @@ def as_json(explanation: Explanation) -> dict[str, object]:
 def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Costs:
     forward, backward = (program.plan for program in programs)
     problem = forward.problem
-    peaks = [max(ledger(program).peak_bytes) for program in programs]
+    books = [ledger(program) for program in programs]
+    peaks = [max(book.peak_bytes) for book in books]
     ulysses = usp.degrees(problem, chosen.options, context)[0] if chosen.strategy is _USP else 1
     forms = [
         volumes.closed_form(chosen, problem, direction, ulysses=ulysses) for direction in Direction
@@ -255,6 +260,7 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         peak_bytes=peaks[0],
         peak_bytes_backward=peaks[1],
         saved_bytes=max(_saved_bytes(forward)),
+        host_peak_bytes=max(peak for book in books for peak in book.host_peak_bytes),
         tokens_min=min(tokens),
         tokens_max=max(tokens),
         heads_max=max(counts),
@@ -305,7 +311,10 @@ def _saved_bytes(plan: Plan) -> list[int]:
 def _block_tokens(plan: Plan) -> int | None:
     """Queries of the widest tile of a plan that sends keys around; None of one that does not."""
     rings = any(
-        isinstance(task, Transfer) and task.leg.pieces[0].tensor is Tensor.K for task in plan.tasks
+        isinstance(task, Transfer)
+        and task.leg.src.rank != task.leg.dst.rank
+        and task.leg.pieces[0].tensor is Tensor.K
+        for task in plan.tasks
     )
     if not rings:
         return None
@@ -364,7 +373,8 @@ def _near(chosen: Chosen, problem: Problem, context: Context) -> tuple[Near, ...
     for candidates in (_other_degrees(chosen, problem), _other_cps(chosen, problem)):
         found += _legal(candidates, context)
     if not found:
-        others = [Chosen(other, other.defaults) for other in STRATEGIES.values()]
+        every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
+        others = [Chosen(other, other.defaults) for other in every.values()]
         found += _legal(((other, problem) for other in others), context)
     return tuple(found)
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from harness import heads as head_sets
-from harness.check import RESULTS, allowed_mask, planned_traffic, start
+from harness.check import allowed_mask, inputs_of, planned_traffic, results_of, start
 from harness.config import Config, Where
 from harness.errors import UnsupportedError
 from harness.execute import Span, execute
-from harness.inputs import make_inputs
+from harness.layer_check import layer_reference
 from harness.memory import ledger
 from harness.plan import Plan, Resident, Tensor
 from harness.planned import partial_results, planned
@@ -103,7 +103,7 @@ def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> Ra
     on_gpu = config.transport is Where.NCCL
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     _agree(plans.forward.plan, member, device)
-    tensors = make_inputs(problem, _SEED, device)
+    tensors = inputs_of(problem, _SEED, device)
     forward = plans.forward
     inputs = start(forward.plan, tensors, {}, (member.rank,))
     program = forward
@@ -193,20 +193,25 @@ def _verdict(
         results |= rank.results
     reference, whole = _reference(replace(config.problem, cp=1))
     found = {}
-    for name, tensor in RESULTS[config.direction]:
+    for name, tensor in results_of(config.problem, config.direction):
         if tensor is not Tensor.LSE:
             value = collect(program.plan, results, tensor)
-            heads = whole[1] if tensor.on_kv else whole[0]
-            found[name] = value[:, heads]
+            heads = None if whole is None else whole[1] if tensor.on_kv else whole[0]
+            found[name] = value if heads is None else value[:, heads]
     error = errors(found, reference)
     merges = partial_results(program) - 1
     return error, all(error[name] <= limit(name, reference, merges=merges) for name in error)
 
 
 @lru_cache(maxsize=4)
-def _reference(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]]]:
-    """Run the oracle on all heads, or on one KV head and its group where that would take long."""
-    tensors = make_inputs(problem, _SEED)
+def _reference(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]] | None]:
+    """Run the oracle on all heads, or on one KV head and its group where that would take long.
+
+    Of a layer no part can be judged alone: all heads are in y.
+    """
+    tensors = inputs_of(problem, _SEED)
+    if problem.hidden is not None:
+        return layer_reference(problem, tensors, allowed_mask(problem.pattern)), None
     kv = 1 if problem.seqlen_q > _WHOLE_TOKENS else problem.heads_kv
     q_heads = list(head_sets.members(head_sets.span(0, kv * problem.group)))
     kv_heads = list(range(kv))

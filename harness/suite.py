@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 
 from harness.config import Config, Where
+from harness.plan import Scope
 from harness.problem import Direction, Dtype
-from strategies import STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 ALL = "*"
 
@@ -40,6 +41,9 @@ class Part:
         dtype: Precisions.
         direction: Forward, backward.
         cluster: Names of clusters; for simulated parts.
+        scope: Attention, or whole layers; `*` is every strategy of the scope.
+        hidden: Model widths of layers; None is as wide as all query heads.
+        rotary: Bases of their rotary angles; None is without.
     """
 
     mode: Mode
@@ -53,12 +57,14 @@ class Part:
     dtype: tuple[Dtype, ...] = (Dtype.BFLOAT16,)
     direction: tuple[Direction, ...] = tuple(Direction)
     cluster: tuple[str, ...] = ("h100-8x8",)
+    scope: tuple[Scope, ...] = (Scope.ATTENTION,)
+    hidden: tuple[int | None, ...] = (None,)
+    rotary: tuple[float | None, ...] = (None,)
 
-    def names(self) -> tuple[str, ...]:
+    def names(self, scope: Scope) -> tuple[str, ...]:
         """Strategies with `*` spelled out, in canonical spelling."""
-        texts = [
-            name for text in self.strategies for name in (STRATEGIES if text == ALL else (text,))
-        ]
+        every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
+        texts = [name for text in self.strategies for name in (every if text == ALL else (text,))]
         return tuple(dict.fromkeys(strategy(text).text for text in texts))
 
     def cells(self) -> Iterator[Config]:
@@ -67,6 +73,14 @@ class Part:
         where = Where.SIMULATED
         if self.mode is Mode.MEASURE:
             clusters, where = (None,), Where.GLOO
+        for scope in self.scope:
+            yield from self._cells(scope, clusters, where)
+
+    def _cells(
+        self, scope: Scope, clusters: Sequence[str | None], where: Where
+    ) -> Iterator[Config]:
+        layer = scope is Scope.LAYER
+        models = list(product(self.hidden, self.rotary)) if layer else [(None, None)]
         for cluster, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction, name in product(
             clusters,
             self.cp,
@@ -77,23 +91,27 @@ class Part:
             self.dtype,
             self.patterns,
             self.direction,
-            self.names(),
+            self.names(scope),
         ):
-            yield Config(
-                strategy=name,
-                pattern=pattern,
-                cp=cp,
-                seqlen_q=seqlen,
-                seqlen_kv=seqlen,
-                heads_q=heads[0],
-                heads_kv=heads[1],
-                head_dim=head_dim,
-                batch=batch,
-                dtype=dtype,
-                direction=direction,
-                transport=where,
-                cluster=cluster,
-            )
+            for hidden, rotary in models:
+                yield Config(
+                    strategy=name,
+                    pattern=pattern,
+                    cp=cp,
+                    seqlen_q=seqlen,
+                    seqlen_kv=seqlen,
+                    heads_q=heads[0],
+                    heads_kv=heads[1],
+                    head_dim=head_dim,
+                    batch=batch,
+                    dtype=dtype,
+                    direction=direction,
+                    transport=where,
+                    cluster=cluster,
+                    scope=scope,
+                    hidden=hidden,
+                    rotary=rotary,
+                )
 
 
 Overrides = Mapping[str, Sequence[object]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
+from harness.plan import Scope
 from harness.problem import Dtype, Problem
 from patterns import make_pattern
 
@@ -139,6 +140,17 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=count, default=1, help="sequences side by side")
     group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision")
     group.add_argument("--cp", type=count, default=8, help="context-parallel degree")
+    group.add_argument(
+        "--scope",
+        type=choice(Scope),
+        choices=tuple(Scope),
+        default=Scope.ATTENTION,
+        help="attention, or the whole layer with its projections",
+    )
+    group.add_argument("--hidden", type=count, help="layer: model width (default: all query heads)")
+    group.add_argument(
+        "--rotary", type=positive, help="layer: base of rotary angles (default: none)"
+    )
 
 
 def problem_of(args: argparse.Namespace) -> Problem:
@@ -147,6 +159,9 @@ def problem_of(args: argparse.Namespace) -> Problem:
     Raises:
         ValueError: They contradict one another.
     """
+    layer = args.scope is Scope.LAYER
+    if not layer and (args.hidden or args.rotary):
+        raise ValueError("hidden and rotary are of a layer; add --scope layer")
     pattern = make_pattern(
         args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
     )
@@ -159,6 +174,8 @@ def problem_of(args: argparse.Namespace) -> Problem:
         batch=args.batch,
         dtype=args.dtype,
         cp=args.cp,
+        hidden=(args.hidden or args.heads_q * args.head_dim) if layer else None,
+        rotary=args.rotary,
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from harness.commands.arguments import add_problem, example, problem_of
 from harness.explain import Costs, Explanation, as_json, explain
-from strategies import STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20
 _LETTERS = (
@@ -31,6 +31,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "explain --strategy ring --pattern causal --cp 4",
                 "explain --strategy ulysses --heads-q 40 --heads-kv 8 --cp 64   # exit status 1",
                 "explain --strategy usp:4x2 --seqlen 1m --json",
+                "explain --scope layer --heads-kv 8 --seqlen 1m",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,7 +53,8 @@ def _named(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Explain one strategy or all; 1 if the one that was asked for is not legal."""
     problem = problem_of(args)
-    names = [args.strategy] if args.strategy else list(STRATEGIES)
+    every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
+    names = [args.strategy] if args.strategy else list(every)
     answers = [explain(strategy(name), problem) for name in names]
     if args.json:
         body: object = [as_json(answer) for answer in answers]
@@ -71,10 +73,13 @@ def _title(answer: Explanation) -> str:
     length = f"{problem.seqlen_q}"
     if problem.seqlen_kv != problem.seqlen_q:
         length += f" queries x {problem.seqlen_kv} keys"
+    layer = "attention layer"
+    if problem.hidden is not None:
+        layer = f"whole layer of width {problem.hidden}"
     return (
         f"{problem.pattern.text}, {length} tokens, batch {problem.batch}, {problem.heads_q} query "
         f"and {problem.heads_kv} KV heads of {problem.head_dim}, {problem.dtype.value}, "
-        f"cp {problem.cp}; one attention layer, the busiest rank"
+        f"cp {problem.cp}; one {layer}, the busiest rank"
     )
 
 
@@ -108,6 +113,8 @@ def _one(answer: Explanation) -> Table:
     table.add_row("memory, peak forward", _mib(costs.peak_bytes), "ledger of the plan")
     table.add_row("memory, peak backward", _mib(costs.peak_bytes_backward), "ledger of the plan")
     table.add_row("saved for backward", _mib(costs.saved_bytes), "plan")
+    if costs.host_peak_bytes:
+        table.add_row("host memory, peak", _mib(costs.host_peak_bytes), "ledger of the plans")
     for hiding in costs.hiding:
         verdict = "hides" if hiding.hidden else "does not hide"
         table.add_row(

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.commands.arguments import add_problem, count, example, problem_of
 from harness.errors import PlanError
 from harness.memory import ledger
-from harness.plan import Linear, Plan, Tile, from_json, legs_of, to_json
+from harness.plan import Plan, Tile, from_json, legs_of, to_json
 from harness.problem import Direction
 from harness.residency import Program
 from harness.sizes import leg_bytes
@@ -130,35 +130,35 @@ def as_json(program: Program) -> dict[str, object]:
 
 
 def summary(program: Program) -> dict[str, object]:
-    """Tasks by kind, bytes that ranks send, pairs that they attend, and the memory they hold.
-
-    Memory is the ledger's: of attention, not of a layer's projections, so null for a layer.
-    """
+    """Tasks by kind, bytes that ranks send, pairs that they attend, and the memory they hold."""
     plan = program.plan
     cp = plan.problem.cp
     sent, area = [0] * cp, [0] * cp
     for task in plan.tasks:
         for leg in legs_of(task):
-            sent[leg.src.rank] += leg_bytes(plan, leg)
+            if leg.src.rank != leg.dst.rank:
+                sent[leg.src.rank] += leg_bytes(plan, leg)
         if isinstance(task, Tile):
             area[task.place.rank] += task.area * task.heads.bit_count()
-    layer = any(isinstance(task, Linear) for task in plan.tasks)
+    book = ledger(program)
     return {
         "tasks": dict(sorted(Counter(map(kind_of, plan.tasks)).items())),
         "sent_bytes": sent,
         "area_times_heads": area,
-        "peak_bytes": None if layer else list(ledger(program).peak_bytes),
+        "peak_bytes": list(book.peak_bytes),
+        "host_peak_bytes": list(book.host_peak_bytes),
     }
 
 
 def _table(program: Program) -> str:
     plan, found = program.plan, summary(program)
     kinds, sent, area = found["tasks"], found["sent_bytes"], found["area_times_heads"]
-    peak = found["peak_bytes"]
+    peak, host = found["peak_bytes"], found["host_peak_bytes"]
     assert isinstance(kinds, dict) and isinstance(sent, list) and isinstance(area, list)
-    memory = "not known for a layer"
-    if isinstance(peak, list):
-        memory = f"{max(peak) / _MIB:,.1f} MiB on the fullest rank"
+    assert isinstance(peak, list) and isinstance(host, list)
+    memory = f"{max(peak) / _MIB:,.1f} MiB on the fullest rank"
+    if any(host):
+        memory += f", {max(host) / _MIB:,.1f} MiB on the fullest host"
     mean = sum(area) / len(area)
     rows = [
         ("plan", f"{plan.hash}, proved"),

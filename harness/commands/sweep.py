@@ -28,6 +28,7 @@ from harness.commands.arguments import (
 from harness.commands.progress import Live
 from harness.config import Config, Where
 from harness.launch import Launch
+from harness.plan import Scope
 from harness.problem import Direction
 from harness.records import Record, ResultFolder
 from harness.simulated import simulate_cells
@@ -48,6 +49,9 @@ _AXES = {
     "dtype": dtype,
     "direction": choice(Direction),
     "cluster": str,
+    "scope": choice(Scope),
+    "hidden": count,
+    "rotary": positive,
 }
 _GIB = 2**30
 
@@ -65,6 +69,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "sweep",
                 "sweep --mode measure --strategies ring,zigzag,usp:2x2 --cp 4 --seqlen 4k",
                 "sweep --mode simulate --patterns causal --cp 64 --seqlen 128k,1m -o results/long",
+                "sweep --scope layer --strategies upipe,ulysses --patterns causal --cp 8",
                 "sweep -o results/long --resume --suite mine.toml",
             ]
         ),
@@ -85,6 +90,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--dtype", type=listed(dtype), help="precisions")
     axes.add_argument("--direction", type=listed(choice(Direction)), help="forward,backward")
     axes.add_argument("--cluster", type=listed(str), help=f"of {', '.join(CLUSTERS)}")
+    axes.add_argument("--scope", type=listed(choice(Scope)), help="attention,layer")
+    axes.add_argument("--hidden", type=listed(count), help="layers: model widths")
+    axes.add_argument("--rotary", type=listed(positive), help="layers: bases of rotary angles")
     runs = parser.add_argument_group("measured cells")
     runs.add_argument("--iterations", type=count, default=Limits().iterations, help="that count")
     runs.add_argument("--warmup", type=count, default=Limits().warmup, help="that do not count")
