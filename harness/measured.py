@@ -199,8 +199,8 @@ def _scaled(pricer: Pricer, shape: Skeleton, seqlen_q: int, seqlen_kv: int) -> f
 def _eager(case: Case, pricer: Pricer) -> float:
     # The measured zigzag and stripe know causal masks only: their rows of a full pattern ran one.
     pattern = case.pattern if case.strategy == "ring" else "causal"
-    # The ring of the block-sparse runs sends everything everywhere.
-    text = "ring-classic" if pattern not in ("full", "causal") else case.strategy
+    # The measured rings send everything everywhere, needed or not.
+    text = "ring-classic" if case.strategy == "ring" else f"{case.strategy}:prune=false"
     shape = planned(text, pattern, case.cp, case.gpus_per_node, case.pass_)
     # The measured zigzag returned from its forward merge at once.
     merges = not (case.strategy == "zigzag" and case.pass_ is Direction.FORWARD)
@@ -229,9 +229,8 @@ def _nodes(case: Case, pricer: Pricer, *, fused: bool) -> float:
             lengths = round(call.rows * scale_q), round(call.columns * scale_kv)
             part = replace(pricer, tile_s=None, far_ranks=1)
             start = Effect.START in pricer.effects
-            plans = [(y, False) for y in _divisors(case.gpus_per_node)]
-            if case.heads == 1 and case.mode == "normal":
-                plans += [(y, True) for y, _ in plans]
+            # Measured plans over nodes are fused at both levels or at none.
+            plans = [(y, fused and case.heads == 1) for y in _divisors(case.gpus_per_node)]
             best = min(_grid(case, part, *lengths, y, fused=f) for y, f in plans)
             known[call] = best - (pricer.calibration.effects.start_s if start else 0.0)
         return known[call]
