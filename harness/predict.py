@@ -43,7 +43,7 @@ class Convention:
 HARNESS = Convention()
 """This harness in a captured graph."""
 
-TORCH = Convention(eager=True, row_bytes=0)
+TORCH = Convention(eager=True, row_bytes=0, kernels_first=True)
 """ring-flash-attention in eager torch: dk and dv travel in float32, merging is not fused."""
 
 ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
@@ -105,17 +105,24 @@ class Pricer:
         prices = {need: self.price(need, far=far) for need in needs}
         even = self._even(skeleton, prices) if Effect.IMBALANCE not in self.effects else {}
         clocks: dict[int, float] = {}
-        jobs = []
+        latest: dict[int, int] = {}  # per rank, its last kernel so far
+        jobs: list[Job] = []
         for part in skeleton.parts:
             seconds, wave_s = prices[part.need]
             if part.need.kind == "tile" and part.ranks and part.ranks[0] in even:
                 seconds = tuple(s * even[part.ranks[0]] for s in seconds)
             release = self._released(part, clocks) if self._hosted else 0.0
             moves = part.need.kind == "transfer"
-            whole = moves and part.need.far and self.convention.eager
-            jobs.append(
-                Job(part.queues, part.ranks, seconds, part.after, release, wave_s, moves, whole)
-            )
+            # Gradients of keys are sent when a step has ended, and hide behind the next one.
+            inputs = not part.need.size.result_kv
+            whole = moves and part.need.far and inputs and self.convention.eager
+            after = part.after
+            if moves and whole:
+                # torch's transfer stream first waits for what the host has launched before.
+                after = (*after, *(latest[r] for r in part.ranks if r in latest))
+            elif part.ranks and not moves:
+                latest[part.ranks[0]] = len(jobs)
+            jobs.append(Job(part.queues, part.ranks, seconds, after, release, wave_s, moves, whole))
         return jobs
 
     @property
