@@ -572,6 +572,7 @@ class _Interpreter:
     def _linear(self, task: Linear, step: Step) -> None:
         left, right = (self._read(access) for access in step.accesses[:2])
         write = step.accesses[2]
+        into = self._whole_target(write, step)
         with self.watch.in_kernel():
             angles = self._angles(task) if task.rotary else None
             match task.op:
@@ -580,18 +581,28 @@ class _Interpreter:
                 case LinearOp.INPUT_GRAD if write.piece.tensor is Tensor.DOUT:
                     made = linear.from_model(left, right)
                 case LinearOp.OUTPUT | LinearOp.INPUT_GRAD:
-                    made = linear.to_model(left, right, angles)
+                    made = linear.to_model(left, right, angles, into)
                 case LinearOp.WEIGHT_GRAD:
                     x_first = task.reads[0].tensor is Tensor.X
                     rows, heads = (left, right) if x_first else (right, left)
-                    made = linear.weight_gradient(heads, rows, angles)
+                    made = linear.weight_gradient(heads, rows, angles, into)
             del angles
         if write.mode is Mode.CREATE:
             self.buffers[write.segments[0].slab] = made
-            return
-        piece = write.piece
-        whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
-        self._accumulate(write, whole, made, set(step.creates))
+        elif into is None:
+            piece = write.piece
+            whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
+            self._accumulate(write, whole, made, set(step.creates))
+
+    def _whole_target(self, write: Access, step: Step) -> torch.Tensor | None:
+        """The accumulator that a product may add to in place: one slab that is there, all of it."""
+        if write.mode is Mode.CREATE or len(write.segments) != 1:
+            return None
+        (segment,) = write.segments
+        slab = self.program.slabs[segment.slab]
+        if slab.id in step.creates or slab.piece != write.piece:
+            return None
+        return self._slab(slab.id)
 
     def _angles(self, task: Linear) -> torch.Tensor:
         """Rotary angles of a product's tokens, from their positions in the whole sequence."""

@@ -37,7 +37,9 @@ def project(x: Tensor, weight: Tensor, angles: Tensor | None) -> Tensor:
     return _made(made, x.dtype)
 
 
-def to_model(values: Tensor, weight: Tensor, angles: Tensor | None) -> Tensor:
+def to_model(
+    values: Tensor, weight: Tensor, angles: Tensor | None, into: Tensor | None = None
+) -> Tensor:
     """Multiply values of some heads back to the model's width, summed over those heads.
 
     This is y from out, and what dq, dk or dv add to dx.
@@ -46,12 +48,16 @@ def to_model(values: Tensor, weight: Tensor, angles: Tensor | None) -> Tensor:
         values: `(B, H, S, D)`.
         weight: `(1, H, 1, D * M)`.
         angles: Rotary angles that are first undone; None = none.
+        into: A contiguous result to add to, in place; None = make one.
 
     Returns:
         `(B, 1, S, M)`, contiguous, in accumulator precision.
     """
     flat, shape = _flat(values, angles)
     w_HDM = weight.to(flat.dtype).reshape(flat.shape[1], -1)
+    if into is not None:
+        into.view(flat.shape[0], -1).addmm_(flat, w_HDM)
+        return into
     return (flat @ w_HDM).reshape(shape[0], 1, shape[2], -1)
 
 
@@ -60,20 +66,26 @@ def from_model(rows: Tensor, weight: Tensor) -> Tensor:
     return project(rows, weight, None)
 
 
-def weight_gradient(values: Tensor, rows: Tensor, angles: Tensor | None) -> Tensor:
+def weight_gradient(
+    values: Tensor, rows: Tensor, angles: Tensor | None, into: Tensor | None = None
+) -> Tensor:
     """What some tokens add to the gradient of a weight: values^T rows, head by head.
 
     Args:
         values: dq, dk, dv or out, `(B, H, S, D)`.
         rows: x or dy, `(B, 1, S, M)`.
         angles: Rotary angles that are first undone; None = none.
+        into: A contiguous result to add to, in place; None = make one.
 
     Returns:
         `(1, H, 1, D * M)`, contiguous, in accumulator precision.
     """
     flat, shape = _flat(values, angles)
-    grad = flat.T @ _rows(rows).reshape(flat.shape[0], -1)
-    return grad.reshape(1, shape[1], 1, -1)
+    right = _rows(rows).reshape(flat.shape[0], -1)
+    if into is not None:
+        into.view(flat.shape[1], -1).addmm_(flat.T, right)
+        return into
+    return (flat.T @ right).reshape(1, shape[1], 1, -1)
 
 
 def angles_of(

@@ -21,12 +21,14 @@ apart from its device.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
 from harness import heads as head_sets
 from harness.lower import lower
 from harness.plan import (
+    GATHERED,
     Collective,
     Delta,
     Finish,
@@ -48,6 +50,27 @@ from harness.runs import Cut, Range, head_runs, positions, runs
 from harness.sizes import batch_of, element_bytes, piece_bytes, width
 
 
+class Use(StrEnum):
+    """What memory is held for."""
+
+    INPUT = "input"
+    """The caller's: what a plan starts from."""
+    KEPT = "kept"
+    """Outputs, and what is saved for backward."""
+    LOCAL = "local"
+    """Values of the own tokens, made here."""
+    GATHERED = "gathered"
+    """Values that a collective brought, such as traded heads."""
+    RECEIVED = "received"
+    """Values and partial results on a visit, or come home and not yet folded in."""
+    ACCUMULATOR = "accumulator"
+    """Partial results, in accumulator precision."""
+    WORKSPACE = "workspace"
+    """Results of kernels on their way, and copies that join pieces for a kernel."""
+    STAGING = "staging"
+    """Copies that are sent, and what has landed for a larger piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Bytes per rank.
@@ -56,16 +79,35 @@ class Ledger:
         inputs_bytes: What the caller holds on the device.
         peak_bytes: The most that is held there at any time, inputs included.
         host_peak_bytes: As `peak_bytes`, in the rank's host memory.
+        uses_bytes: What `peak_bytes` is made of at the first moment that it is reached.
     """
 
     inputs_bytes: tuple[int, ...]
     peak_bytes: tuple[int, ...]
     host_peak_bytes: tuple[int, ...]
+    uses_bytes: tuple[Mapping[Use, int], ...]
 
 
 def ledger(program: Program) -> Ledger:
     """Add up what every rank holds while a plan runs."""
     return _Ledger(program).run()
+
+
+def trade_buffers(program: Program) -> tuple[int, ...]:
+    """Bytes of q, k and v before and after the trade of tokens for heads, if stages share buffers.
+
+    Per rank, for each of q, k and v, the largest piece that is made there and the largest that is
+    gathered there. This counts what the UPipe paper calls QKV and all-to-all buffers.
+
+    Source: arXiv:2602.21196, section 3.3.
+    """
+    sizes: dict[tuple[int, Tensor, bool], int] = {}
+    for _, place, piece in program.slabs:
+        if piece.tensor in (Tensor.Q, Tensor.K, Tensor.V) and place.memory is Memory.DEVICE:
+            key = (place.rank, piece.tensor, piece.version == GATHERED)
+            sizes[key] = max(sizes.get(key, 0), piece_bytes(program.plan, piece))
+    ranks = range(program.plan.problem.cp)
+    return tuple(sum(size for key, size in sizes.items() if key[0] == rank) for rank in ranks)
 
 
 class _Result(NamedTuple):
@@ -96,7 +138,16 @@ class _Ledger:
         self.live = dict.fromkeys(places, 0)
         self.peak = dict.fromkeys(places, 0)
         self.inputs = dict.fromkeys(places, 0)
-        self.packs: dict[int, list[tuple[Place, int]]] = {}
+        self.packs: dict[int, list[tuple[Place, int, Use]]] = {}
+        self.uses = {place: dict.fromkeys(Use, 0) for place in places}
+        self.peak_uses = {place: dict(self.uses[place]) for place in places}
+        self.arrived = {
+            slab
+            for task, step in zip(self.plan.tasks, program.steps, strict=True)
+            if legs_of(task)
+            for slab in step.creates
+        }
+        self.use: dict[int, Use] = {}
         self.size: dict[int, int] = {}
         self.storage: dict[int, int] = {}
         self.holders: dict[int, int] = {}
@@ -128,13 +179,16 @@ class _Ledger:
             for slab in step.frees:
                 self._free(slab)
         for resident in (*self.plan.outputs, *self.plan.saved):
-            self._joined(resident.place, resident.piece, self.program.final[resident])
+            segments = self.program.final[resident]
+            self._joined(resident.place, resident.piece, segments, Use.KEPT)
         ranks = range(self.problem.cp)
         device, host = (
             tuple(self.inputs[place] + self.peak[place] for place in places)
             for places in ([Place(rank, memory) for rank in ranks] for memory in Memory)
         )
-        return Ledger(tuple(self.inputs[Place(rank)] for rank in ranks), device, host)
+        inputs = tuple(self.inputs[Place(rank)] for rank in ranks)
+        uses = tuple({**self.peak_uses[Place(r)], Use.INPUT: inputs[r]} for r in ranks)
+        return Ledger(inputs, device, host, uses)
 
     def _piece_bytes(self, piece: Piece) -> int:
         found = self._bytes.get(piece)
@@ -144,13 +198,35 @@ class _Ledger:
 
     # Bytes that come and go -----------------------------------------------------------------
 
-    def _take(self, place: Place, size: int) -> int:
+    def _take(self, place: Place, size: int, use: Use) -> int:
         self.live[place] += size
-        self.peak[place] = max(self.peak[place], self.live[place])
+        self.uses[place][use] += size
+        if self.live[place] > self.peak[place]:
+            self.peak[place] = self.live[place]
+            self.peak_uses[place] = dict(self.uses[place])
         return size
 
-    def _give(self, place: Place, size: int) -> None:
+    def _give(self, place: Place, size: int, use: Use) -> None:
         self.live[place] -= size
+        self.uses[place][use] -= size
+
+    def _use_of(self, slab: int) -> Use:
+        """What a slab is held for."""
+        piece = self.program.slabs[slab].piece
+        if slab in self.program.kept:
+            return Use.KEPT
+        if slab in self.arrived and (piece.version != GATHERED or piece.tensor.is_part):
+            return Use.RECEIVED
+        if piece.tensor.is_part:
+            return Use.ACCUMULATOR
+        return Use.GATHERED if slab in self.arrived else Use.LOCAL
+
+    def _now(self, storage: int, use: Use) -> None:
+        """A storage is held for something else from now on."""
+        place = self.program.slabs[storage].place
+        self.uses[place][self.use[storage]] -= self.size[storage]
+        self.uses[place][use] += self.size[storage]
+        self.use[storage] = use
 
     def _make(self, slab: int, shared: int | None = None) -> None:
         """Give a slab a storage of its own, or that of another slab."""
@@ -158,11 +234,13 @@ class _Ledger:
         if shared is None:
             place, piece = self.program.slabs[slab].place, self.program.slabs[slab].piece
             self.storage[slab] = slab
-            self.size[slab] = self._take(place, self._piece_bytes(piece))
+            self.use[slab] = self._use_of(slab)
+            self.size[slab] = self._take(place, self._piece_bytes(piece), self.use[slab])
             self.holders[slab] = 1
         elif shared in self.storage:
             self.storage[slab] = self.storage[shared]
             self.holders[self.storage[shared]] += 1
+            self._now(self.storage[shared], self._use_of(slab))
 
     def _free(self, slab: int) -> None:
         if slab not in self.made:
@@ -173,29 +251,32 @@ class _Ledger:
             return
         self.holders[storage] -= 1
         if self.holders[storage] == 0:
-            self._give(self.program.slabs[slab].place, self.size.pop(storage))
+            place, use = self.program.slabs[slab].place, self.use.pop(storage)
+            self._give(place, self.size.pop(storage), use)
 
     def _touch(self, slab: int) -> None:
         """Move what has landed for a slab into it."""
         if slab in self.landings:
-            self._give(self.program.slabs[slab].place, self.landings.pop(slab))
+            self._give(self.program.slabs[slab].place, self.landings.pop(slab), Use.STAGING)
 
-    def _joined(self, place: Place, piece: Piece, segments: Sequence[Segment]) -> int:
+    def _joined(
+        self, place: Place, piece: Piece, segments: Sequence[Segment], use: Use = Use.WORKSPACE
+    ) -> int:
         """Read a piece: bytes of the copy that joins several slabs, else 0."""
-        size = 0 if len(segments) == 1 else self._take(place, self._piece_bytes(piece))
+        size = 0 if len(segments) == 1 else self._take(place, self._piece_bytes(piece), use)
         for segment in segments:
             self._touch(segment.slab)
         return size
 
-    def _read(self, access: Access) -> int:
-        return self._joined(access.place, access.piece, access.segments)
+    def _read(self, access: Access, use: Use = Use.WORKSPACE) -> int:
+        return self._joined(access.place, access.piece, access.segments, use)
 
     # Moving ---------------------------------------------------------------------------------
 
     def _legs(self, legs: Sequence[Leg], step: Step) -> None:
         for rank in {leg.src.rank for leg in legs if leg.src.rank != leg.dst.rank}:
-            for place, size in self.packs.pop(rank, ()):
-                self._give(place, size)
+            for place, size, use in self.packs.pop(rank, ()):
+                self._give(place, size, use)
         accesses = iter(step.accesses)
         reads = [[next(accesses) for _ in leg.pieces] for leg in legs]
         creates = {(a.place, a.piece.tensor, a.piece.version): a for a in accesses}
@@ -209,15 +290,15 @@ class _Ledger:
         src, dst, piece = leg.src, leg.dst, access.piece
         size = self._piece_bytes(piece)
         if src.rank != dst.rank:
-            copied = self._read(access)
+            copied = self._read(access, Use.STAGING)
             if not copied and not self._contiguous(access.segments[0]):
-                copied = self._take(src, size)
-            self.packs.setdefault(src.rank, []).append((src, copied))
+                copied = self._take(src, size, Use.STAGING)
+            self.packs.setdefault(src.rank, []).append((src, copied, Use.STAGING))
         slab = creates[leg.dst, piece.tensor, leg.version].segments[0].slab
         if slab not in self.made:
             self._make(slab)
         if src.rank == dst.rank:
-            self._give(src, self._read(access))
+            self._give(src, self._read(access), Use.WORKSPACE)
             return
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
@@ -226,7 +307,7 @@ class _Ledger:
         if not alone or not self._is_contiguous(
             whole, parts[0], positions(whole.heads, piece.heads)
         ):
-            self._take(dst, size)
+            self._take(dst, size, Use.STAGING)
             self.landings[slab] = self.landings.get(slab, 0) + size
         else:
             self.landings.setdefault(slab, 0)
@@ -275,9 +356,9 @@ class _Ledger:
                         self._backward(col, problem.head_dim),
                         self._backward(col, problem.head_dim_v),
                     ]
-                self._take(place, sum(result.size for result in results))
+                self._take(place, sum(result.size for result in results), Use.WORKSPACE)
                 self._add_all(place, writes, results, fresh)
-        self._give(place, joined)
+        self._give(place, joined, Use.WORKSPACE)
 
     def _forward(self, cut: Cut, wide: int) -> _Result:
         size = self._elements(cut, wide) * self.problem.dtype.bytes
@@ -326,13 +407,15 @@ class _Ledger:
                     self._make(slab)
                 self._touch(slab)
             held += 0 if adopted else result.size
-        self._give(place, held)
+        self._give(place, held, Use.WORKSPACE)
 
     def _adopt(self, slab: int, size: int) -> None:
         self.made.add(slab)
         self.storage[slab] = slab
         self.size[slab] = size
         self.holders[slab] = 1
+        self.use[slab] = Use.WORKSPACE
+        self._now(slab, self._use_of(slab))
 
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
         """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
@@ -374,7 +457,7 @@ class _Ledger:
             joined = [self._read(source) for source, _ in both]
             for (source, target), copy in zip(both, joined, strict=True):
                 self._fold(source, target, copy, fresh)
-            self._give(place, sum(joined))
+            self._give(place, sum(joined), Use.WORKSPACE)
             at += len(both)
 
     def _fold(self, source: Access, target: Access, copy: int, fresh: set[int]) -> None:
@@ -414,17 +497,19 @@ class _Ledger:
     def _delta(self, place: Place, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])
         self._make(step.accesses[2].segments[0].slab)
-        self._give(place, joined)
+        self._give(place, joined, Use.WORKSPACE)
 
     def _linear(self, task: Linear, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])
         write = step.accesses[2]
         if write.mode is Mode.CREATE:
             self._make(write.segments[0].slab)
+        elif self._all_of(write) and not step.creates:
+            self._touch(write.segments[0].slab)  # it is added to in place
         else:
             piece = write.piece
             whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
-            size = self._take(task.place, self._piece_bytes(piece))
+            size = self._take(task.place, self._piece_bytes(piece), Use.WORKSPACE)
             added = _Result(whole, size, exact=True, wide=True)
             self._add_all(task.place, [write], [added], set(step.creates))
-        self._give(task.place, joined)
+        self._give(task.place, joined, Use.WORKSPACE)
