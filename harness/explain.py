@@ -5,7 +5,7 @@ alternative named is planned too. Costs are counted in the plan; where a closed 
 stands beside the count.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from harness import balance, volumes
@@ -101,6 +101,8 @@ class Costs:
         memory_bytes_lower_bound: Inputs and outputs of the forward pass.
         peak_bytes: The most held at a time in the forward pass (see `memory`).
         peak_bytes_backward: As above, backward.
+        peak_uses_bytes: What the forward peak is made of, by use (see `memory.Use`).
+        peak_uses_bytes_backward: As above, backward.
         saved_bytes: What stays for the backward pass (it may be part of these), host included.
         host_peak_bytes: The most held at a time in host memory, in either pass.
         tokens_min: Query tokens of the rank that owns fewest.
@@ -125,6 +127,8 @@ class Costs:
     memory_bytes_lower_bound: int
     peak_bytes: int
     peak_bytes_backward: int
+    peak_uses_bytes: Mapping[str, int]
+    peak_uses_bytes_backward: Mapping[str, int]
     saved_bytes: int
     host_peak_bytes: int
     tokens_min: int
@@ -236,6 +240,10 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
     problem = forward.problem
     books = [ledger(program) for program in programs]
     peaks = [max(book.peak_bytes) for book in books]
+    uses = [
+        dict(book.uses_bytes[book.peak_bytes.index(peak)])
+        for book, peak in zip(books, peaks, strict=True)
+    ]
     ulysses = usp.degrees(problem, chosen.options, context)[0] if chosen.strategy is _USP else 1
     forms = [
         volumes.closed_form(chosen, problem, direction, ulysses=ulysses) for direction in Direction
@@ -259,6 +267,8 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         memory_bytes_lower_bound=max(_ends_bytes(forward)),
         peak_bytes=peaks[0],
         peak_bytes_backward=peaks[1],
+        peak_uses_bytes={use.value: size for use, size in uses[0].items()},
+        peak_uses_bytes_backward={use.value: size for use, size in uses[1].items()},
         saved_bytes=max(_saved_bytes(forward)),
         host_peak_bytes=max(peak for book in books for peak in book.host_peak_bytes),
         tokens_min=min(tokens),

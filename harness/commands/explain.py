@@ -110,8 +110,12 @@ def _one(answer: Explanation) -> Table:
         "areas: sum over steps of max / mean",
     )
     table.add_row("memory, at least", _mib(costs.memory_bytes_lower_bound), "inputs and outputs")
-    table.add_row("memory, peak forward", _mib(costs.peak_bytes), "ledger of the plan")
-    table.add_row("memory, peak backward", _mib(costs.peak_bytes_backward), "ledger of the plan")
+    for name, peak, uses in (
+        ("forward", costs.peak_bytes, costs.peak_uses_bytes),
+        ("backward", costs.peak_bytes_backward, costs.peak_uses_bytes_backward),
+    ):
+        parts = ", ".join(f"{use} {size / _MIB:.1f}" for use, size in uses.items() if size)
+        table.add_row(f"memory, peak {name}", _mib(peak), f"ledger of the plan: {parts} MiB")
     table.add_row("saved for backward", _mib(costs.saved_bytes), "plan")
     if costs.host_peak_bytes:
         table.add_row("host memory, peak", _mib(costs.host_peak_bytes), "ledger of the plans")
