@@ -1,7 +1,6 @@
 """The verbs of strategies that plan a whole layer: products at the token owner, heads in stages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from harness import layer
 from harness.build import PlanBuilder
@@ -119,66 +118,3 @@ def _finish_rows(
     if piece.chunks:
         b.add(Finish(Place(rank), (piece,)))
         b.output_piece(rank, piece._replace(tensor=whole))
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Query heads stage by stage, and with them when each KV head comes and goes.
-
-    A KV head comes to the ranks that use it when the first of them does, and its gradient leaves
-    when the last of them is done; so it crosses the network once per rank that uses it.
-
-    Attributes:
-        problem: What is computed.
-        heads: Per stage and rank, the query heads that it attends (bit set).
-    """
-
-    problem: Problem
-    heads: tuple[tuple[int, ...], ...]
-
-    def __len__(self) -> int:
-        """How many stages."""
-        return len(self.heads)
-
-    def all_of(self, rank: int) -> int:
-        """Query heads of a rank, over all stages."""
-        return _union(stage[rank] for stage in self.heads)
-
-    def in_stage(self, stage: int) -> int:
-        """Query heads of a stage, over all ranks."""
-        return _union(self.heads[stage])
-
-    def arriving(self, stage: int) -> tuple[int, ...]:
-        """Per rank, all query heads of the KV heads that come to it in a stage."""
-        earlier = _union(self._kv_heads(before) for before in range(stage))
-        return self._of_ranks(self._kv_heads(stage) & ~earlier)
-
-    def leaving(self, stage: int) -> tuple[int, ...]:
-        """Per rank, its own query heads of the KV heads that it is done with in a stage."""
-        later = _union(self._kv_heads(after) for after in range(stage + 1, len(self.heads)))
-        whole = self._of_ranks(self._kv_heads(stage) & ~later)
-        return tuple(heads & self.all_of(rank) for rank, heads in enumerate(whole))
-
-    def sets(self) -> tuple[list[int], list[int]]:
-        """Query heads of each stage, and KV heads that are done in each, over all ranks."""
-        kv_heads = self.problem.kv_heads
-        stages = range(len(self.heads))
-        done = [kv_heads(_union(self.leaving(stage))) for stage in stages]
-        return [self.in_stage(stage) for stage in stages], [heads for heads in done if heads]
-
-    def _kv_heads(self, stage: int) -> int:
-        return self.problem.kv_heads(self.in_stage(stage))
-
-    def _of_ranks(self, kv_heads: int) -> tuple[int, ...]:
-        problem = self.problem
-        return tuple(
-            problem.query_heads(kv_heads & problem.kv_heads(self.all_of(rank)))
-            for rank in range(len(self.heads[0]))
-        )
-
-
-def _union(sets: Iterable[int]) -> int:
-    whole = 0
-    for each in sets:
-        whole |= each
-    return whole
