@@ -27,7 +27,7 @@ from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.shards import collect, initial_inputs
-from harness.sizes import leg_bytes
+from harness.sizes import sent_bytes
 from harness.tolerance import Tolerance, calibrate, errors, limit
 from harness.transport import GroupTransport, LocalTransport, Traffic, Transport
 from patterns.pattern import Pattern
@@ -193,8 +193,8 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
     received: dict[int, int] = {}
     for task in plan.tasks:
         for leg in legs_of(task):
-            size = leg_bytes(plan, leg)
-            if size and leg.src.rank != leg.dst.rank:  # what stays with a rank crosses no transport
+            size = sent_bytes(plan, leg)
+            if size:
                 sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
                 received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
     return sent, received

@@ -16,7 +16,7 @@ from harness.plan import Plan, Tile, legs_of
 from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
-from harness.sizes import leg_bytes
+from harness.sizes import sent_bytes
 from harness.strategy import Context
 from harness.streams import work_of
 from harness.verify import verify
@@ -80,7 +80,7 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
     sent = [0] * config.cp
     for task in plan.tasks:
         for leg in legs_of(task):
-            sent[leg.src.rank] += leg_bytes(plan, leg)
+            sent[leg.src.rank] += sent_bytes(plan, leg)
     said = trust(program, machine, trace.calibration)
     fits = max(peaks) <= machine.gpu.memory_bytes
     reason = "" if fits else f"needs {max(peaks)} bytes of {machine.gpu.memory_bytes} on a GPU"

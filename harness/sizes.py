@@ -64,6 +64,11 @@ def leg_bytes(plan: Plan, leg: Leg) -> int:
     return sum(piece_bytes(plan, piece) for piece in leg.pieces)
 
 
+def sent_bytes(plan: Plan, leg: Leg) -> int:
+    """Bytes that a leg sends to another rank; what goes to the own host and back is not sent."""
+    return 0 if leg.src.rank == leg.dst.rank else leg_bytes(plan, leg)
+
+
 def tile_flops(plan: Plan, tile: Tile) -> int:
     """Floating-point operations of a tile, from its exact area.
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from harness.plan import Plan, legs_of
 from harness.problem import Direction, Problem
-from harness.sizes import leg_bytes
+from harness.sizes import sent_bytes
 from harness.strategy import Chosen
 
 
@@ -35,8 +35,7 @@ def received_bytes(plan: Plan) -> tuple[int, ...]:
     received = [0] * plan.problem.cp
     for task in plan.tasks:
         for leg in legs_of(task):
-            if leg.src.rank != leg.dst.rank:
-                received[leg.dst.rank] += leg_bytes(plan, leg)
+            received[leg.dst.rank] += sent_bytes(plan, leg)
     return tuple(received)
 
 

@@ -14,7 +14,7 @@ from harness.memory import ledger
 from harness.plan import Plan, Tile, from_json, legs_of, to_json
 from harness.problem import Direction
 from harness.residency import Program
-from harness.sizes import leg_bytes
+from harness.sizes import sent_bytes
 from harness.strategy import Context
 from harness.trace import kind_of
 from harness.verify import verify
@@ -136,8 +136,7 @@ def summary(program: Program) -> dict[str, object]:
     sent, area = [0] * cp, [0] * cp
     for task in plan.tasks:
         for leg in legs_of(task):
-            if leg.src.rank != leg.dst.rank:
-                sent[leg.src.rank] += leg_bytes(plan, leg)
+            sent[leg.src.rank] += sent_bytes(plan, leg)
         if isinstance(task, Tile):
             area[task.place.rank] += task.area * task.heads.bit_count()
     book = ledger(program)

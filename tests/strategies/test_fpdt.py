@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from harness.check import check
-from harness.config import Config
+from harness.config import Config, Where
 from harness.errors import UnsupportedError
 from harness.memory import ledger
 from harness.plan import Memory, Plan, Scope, Tensor, Tile, Transfer
 from harness.problem import Direction, Dtype, Problem
+from harness.simulated import simulate_cell
 from harness.sizes import piece_bytes
 from harness.verify import check_pair, verify
 from harness.volumes import received_bytes
@@ -156,3 +157,18 @@ def test_fpdt_says_why_it_is_refused() -> None:
         strategy("fpdt").plan(replace(layer(), hidden=None, rotary=None), Direction.FORWARD)
     with pytest.raises(UnsupportedError, match=r"cp \(7\) must not exceed heads_q \(6\)"):
         strategy("fpdt").plan(layer(cp=7), Direction.FORWARD)
+
+
+def test_what_goes_to_the_host_is_not_counted_as_sent() -> None:
+    """A simulated cell says what Ulysses says."""
+    cells = [
+        replace(
+            config(text, "causal", 2, dtype=Dtype.BFLOAT16),
+            transport=Where.SIMULATED,
+            cluster="h100-1x8",
+        )
+        for text in ("fpdt:parts=3", "ulysses")
+    ]
+    found = [simulate_cell(cell, {}) for cell in cells]
+    assert [entry["status"] for entry in found] == ["ok", "ok"]
+    assert found[0]["bytes_sent_per_rank"] == found[1]["bytes_sent_per_rank"]
