@@ -25,7 +25,7 @@ class Instance:
 
     Attributes:
         durations: Per task, ticks, >= 0.
-        streams: Per task, the streams that it holds.
+        streams: Per task, the streams that it holds; those of a task of no duration are dropped.
         after: Per task, the tasks that it waits for.
         moves: Per task, whether it moves data: of two with equal keys it goes first.
     """
@@ -34,6 +34,12 @@ class Instance:
     streams: tuple[tuple[int, ...], ...]
     after: tuple[tuple[int, ...], ...]
     moves: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        """Drop the streams of tasks that do not last: nothing can overlap with them."""
+        pairs = zip(self.streams, self.durations, strict=True)
+        held = tuple(streams if duration else () for streams, duration in pairs)
+        object.__setattr__(self, "streams", held)
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
@@ -151,8 +157,7 @@ class Instance:
                 if starts[task] < starts[first] + self.durations[first]:
                     raise ValueError(f"task {task} starts before task {first}, it waits for, ends")
         for stream, tasks in self.on_stream.items():
-            solid = [task for task in tasks if self.durations[task]]
-            for first, second in pairwise(sorted(solid, key=starts.__getitem__)):
+            for first, second in pairwise(sorted(tasks, key=starts.__getitem__)):
                 if starts[second] < starts[first] + self.durations[first]:
                     raise ValueError(f"tasks {first} and {second} overlap on stream {stream}")
 

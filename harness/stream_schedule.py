@@ -445,12 +445,11 @@ def cumulative(
                 variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
             )
     for stream, tasks in instance.on_stream.items():
-        solid = [task for task in tasks if instance.durations[task]]
-        if len(solid) > 1:
+        if len(tasks) > 1:
             model.addConsCumulative(
-                [begin[task] for task in solid],
-                [instance.durations[task] for task in solid],
-                [1] * len(solid),
+                [begin[task] for task in tasks],
+                [instance.durations[task] for task in tasks],
+                [1] * len(tasks),
                 1,
                 name=f"stream_{stream}",
             )
@@ -487,11 +486,7 @@ def big_m(
             model.addCons(
                 variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
             )
-    pairs = {
-        pair
-        for tasks in instance.on_stream.values()
-        for pair in combinations([task for task in tasks if instance.durations[task]], 2)
-    }
+    pairs = {pair for tasks in instance.on_stream.values() for pair in combinations(tasks, 2)}
     for one, other in sorted(pairs):
         goes_first = model.addVar(f"first_{one}_{other}", vtype="B")
         values.append((goes_first, int(starts[one] < starts[other])))

@@ -224,7 +224,7 @@ class Timeline:
                 continue
             waiting.discard(node)
             end = self.start(node) + self.seconds[node]
-            if end == self.end[node] and node != change.node:
+            if end == self.end[node]:
                 continue
             turns[node] = turns.get(node, 0) + 1
             if end > limit_s or turns[node] > _ROUNDS:

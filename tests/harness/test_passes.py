@@ -1,6 +1,7 @@
 """Passes: what they make is proved and right, they refuse what no kernel takes, and they pay."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ from harness.tiling import Allocation
 from harness.verify import verify
 from patterns import make_pattern
 from strategies import STRATEGIES, strategy
+from tests.fixtures.plans import fpdt
 from tests.harness.numeric import table_pattern, wrong
 from tests.harness.test_allocation import cases
 
@@ -359,6 +361,37 @@ def test_tasks_in_any_order_of_their_true_needs_are_proved(
     plan = strategy(name).plan(problem("causal", cp=3), direction)
     keys = [(random.random(),) for _ in plan.tasks]  # type: ignore[attr-defined]
     verify(reordered(plan, topological(needs(plan), keys)))
+
+
+@given(st.sampled_from((fpdt.forward, fpdt.backward)), st.randoms())
+def test_what_is_freed_and_fetched_again_keeps_its_order(
+    make: Callable[[], Plan], random: object
+) -> None:
+    plan = make()
+    keys = [(random.random(),) for _ in plan.tasks]  # type: ignore[attr-defined]
+    verify(reordered(plan, topological(needs(plan), keys)))
+
+
+def test_a_row_goes_home_without_waiting_for_what_became_of_its_neighbours() -> None:
+    """Rank 1 computes rows 0 and 2 of ranks 0 and 2 in one tile, and row 2 once more."""
+    sharding = Sharding(split(43, 3), ((0,), (1,), (2,)))
+    allocation = Allocation(
+        queries=sharding, keys=sharding, cells=((1, 0, 0), (1, 1, 1), (1, 1, 2))
+    )
+    plan = plan_allocation(problem(cp=3), "by hand", Direction.FORWARD, allocation)
+    at = {(task.q, task.kv): i for i, task in enumerate(plan.tasks) if isinstance(task, Tile)}
+    plan = fused(plan, [(at[(0,), (0,)], at[(2,), (0,)])])
+    both, later = (
+        next(i for i, t in enumerate(plan.tasks) if isinstance(t, Tile) and (t.q, t.kv) == block)
+        for block in (((0, 2), (0,)), ((2,), (1,)))
+    )
+    home = {
+        task.leg.pieces[0].chunks: task.after
+        for task in plan.tasks
+        if isinstance(task, Transfer) and task.leg.pieces[0].tensor.is_part
+    }
+    assert home == {(0,): (both,), (2,): (later,)}
+    assert both < later
 
 
 def test_tiles_of_one_accumulator_need_no_order_but_their_merge_comes_after() -> None:

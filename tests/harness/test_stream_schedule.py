@@ -179,13 +179,13 @@ def test_the_baselines_keys_grow_stale() -> None:
     )
     assert breadth_first(stale) == (0, 10, 0, 15)
     late = Instance(
-        durations=(3, 1, 4, 2),
-        streams=((0,), (1,), (2,), (0, 2)),
+        durations=(3, 1, 2, 4),
+        streams=((0,), (1,), (0, 2), (2,)),
         after=((), (), (1,), (1,)),
         moves=(False,) * 4,
     )
-    # 3 was put in with time 3, 2 with time 1: 2 takes stream 2 first, and 3 starts when it is free.
-    assert breadth_first(late) == (0, 0, 1, 5)
+    # 2 was put in with time 3, when stream 0 is free, 3 with time 1: 3 takes stream 2 first.
+    assert breadth_first(late) == (0, 0, 5, 1)
 
 
 # Windows ------------------------------------------------------------------------------------
@@ -208,6 +208,25 @@ def test_a_better_window_makes_a_whole_that_is_as_good(seed: int, first: int, si
     length = instance.makespan(instance.left_shifted(whole))
     assert length <= instance.makespan(starts)
     assert length >= round(answer.value or 0)
+
+
+@given(st.integers(0, 1000), st.integers(0, 6))
+@settings(max_examples=40)
+def test_a_window_is_ordered_as_well_as_can_be(seed: int, first: int) -> None:
+    instance = random_instance(11, ranks=2, seed=seed)
+    starts = instance.left_shifted(instance.order(breadth_first(instance)))
+    order = instance.order(starts)
+    before, free, after = order[:first], order[first:][:5], order[first:][5:]
+    part = part_of(instance, before, free, after)
+    old = tuple(starts[task] for task in free)
+    _, better = cumulative(part, old, bound=0, time_limit_s=5, seed=0, log=False)
+    assert better is not None
+    best = min(
+        instance.makespan(instance.left_shifted([*before, *(free[at] for at in inside), *after]))
+        for inside in topological_orders(part.instance)
+    )
+    whole = [*before, *(free[index] for index in part.instance.order(better)), *after]
+    assert instance.makespan(instance.left_shifted(whole)) == best
 
 
 def test_a_search_with_windows_ends_with_a_schedule_and_a_bound() -> None:
