@@ -257,10 +257,9 @@ class Pricer:
             curve, crowd = (links.far_alone if self.alone else links.far), effects.far
         else:
             curve, crowd = links.near, effects.near
-        times = self.crowded(curve, crowd, size)
-        if need.far and self._hosted:
-            return tuple(time + effects.eager.far_s for time in times)
-        return times
+        if need.far and self.alone:
+            return (curve.seconds(size) + (effects.eager.far_s if self._hosted else 0.0),)
+        return self.crowded(curve, crowd, size)
 
     def crowded(self, curve: Curve, crowd: Crowd, size: float) -> tuple[float, ...]:
         """Time a message that is not alone."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compare predictions with measured runs, set by set.
 
-PYTHONPATH=. .venv/bin/python scripts/validate_predictor.py --data DIR [--json] [--plot FILE]
+.venv/bin/python scripts/validate_predictor.py --data DIR [--json] [--plot FILE]
 
 DIR holds tables with the columns of measured_dist_attn.csv and measured_bsa_h100.csv; every *.csv
 with those columns is read. Rows whose strategy exists here are predicted; others are counted with
@@ -16,6 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhere
 
 from harness.calibration import calibration
 from harness.effects import ALL, Effect
