@@ -16,6 +16,8 @@ _BASE = "ring"
 _MIB = 2**20
 _NAME = 30
 """The longest name that is not broken."""
+_FIGURES = 48
+"""Columns that a measured cell's figures take."""
 _WIDE, _SPREAD = 120, 100
 """From these widths on, simulated cells show the speed-up too, and measured ones their spread."""
 
@@ -77,9 +79,9 @@ def _table(space: int) -> Table:
     return Table(box=SIMPLE_HEAD, padding=(0, space, 0, 0), pad_edge=False, show_edge=False)
 
 
-def _add_names(table: Table, header: str, names: Iterable[str]) -> None:
-    longest = max(map(len, (header, *names)))
-    table.add_column(header, min_width=min(longest, _NAME), overflow="fold")
+def _longest(header: str, names: Iterable[str], most: int = _NAME) -> int:
+    """Width of a column of names: those that are longer are broken."""
+    return min(max(map(len, (header, *names))), most)
 
 
 def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
@@ -93,14 +95,15 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
     names = list(dict.fromkeys(str(entry["strategy"]) for entry in records))
     patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
     space, cell = (1, 17) if wide else (0, 10)
-    room = width - min(max(map(len, ("strategy", *names))), _NAME)
+    longest = _longest("strategy", names)
+    room = width - longest
     fit = max(1, room // (cell + 1 + space))
     best, base = _best(records), _base(records)
     by_cell = {(str(e["strategy"]), str(e["pattern"])): e for e in records}
     for start in range(0, len(patterns), fit):
         shown = patterns[start : start + fit]
         table = _table(space)
-        _add_names(table, "strategy", names)
+        table.add_column("strategy", min_width=longest, no_wrap=True)
         for pattern in shown:
             table.add_column(_broken(pattern, cell), justify="right", no_wrap=True)
         for name in names:
@@ -108,7 +111,7 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
                 _simulated(by_cell.get((name, pattern)), best, base if wide else None)
                 for pattern in shown
             ]
-            table.add_row(name, *cells)
+            table.add_row(_broken(name, longest), *cells)
         yield table
 
 
@@ -150,9 +153,12 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
         width: Columns of the terminal.
     """
     table = _table(1)
-    _add_names(table, "pattern", (str(entry["pattern"]) for entry in records))
-    _add_names(table, "strategy", (str(entry["strategy"]) for entry in records))
     spread = width >= _SPREAD
+    room = width - (_FIGURES + 14 if spread else _FIGURES)
+    pattern = _longest("pattern", (str(entry["pattern"]) for entry in records), room // 2)
+    strategy = _longest("strategy", (str(e["strategy"]) for e in records), room - pattern)
+    table.add_column("pattern", min_width=pattern, no_wrap=True)
+    table.add_column("strategy", min_width=strategy, no_wrap=True)
     headers = ["ms", *(["p20-p80"] if spread else []), "vs ring", "error", "MiB", "wait", "imbal"]
     for name in headers:
         table.add_column(name, justify="right", no_wrap=True)
@@ -161,7 +167,8 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
         marked = entry["status"] == Status.OK and entry["time_s"] == best.get(str(entry["pattern"]))
         cells = _measured(entry, base, marked=marked, spread=spread)
         style = "bold green" if marked else ""
-        table.add_row(str(entry["pattern"]), str(entry["strategy"]), *cells, style=style)
+        names = _broken(str(entry["pattern"]), pattern), _broken(str(entry["strategy"]), strategy)
+        table.add_row(*names, *cells, style=style)
     return table
 
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from harness import checks
 from harness.check import Cell, Status
 from harness.commands.arguments import choice, count, dtype, example, heads, length, listed
-from harness.commands.progress import Live
+from harness.commands.progress import Live, Output
 from harness.config import Config, Where
 from harness.grid import Axes, pairwise, size, spelled, whole
 from harness.plan import Scope
@@ -226,7 +225,7 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
             sys.stdout.write((", " if number else "") + json.dumps(record))
         sys.stdout.write("]}\n")
         return tally.counts[Status.FAILED]
-    console = Console()
+    console = Output()
     console.print(_table(tally))
     for text in tally.failed:
         console.print(f"failed {text}", highlight=False, markup=False, soft_wrap=True)

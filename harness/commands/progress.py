@@ -1,4 +1,4 @@
-"""Live progress on stderr: a bar with the time left, or a line now and then if no terminal."""
+"""What a verb shows: tables on stdout, and live progress on stderr."""
 
 import sys
 import time
@@ -19,8 +19,18 @@ _LINE_S = 30.0
 """Between two lines where stderr is no terminal."""
 
 
+class Output(Console):
+    """The console of stdout; a reader that leaves early is an exception like any other."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command line see it: leaving early is no failure of the work."""
+        raise  # noqa: PLE0704  rich calls this from its handler
+
+
 class Live:
-    """Progress of some work; use as a context manager.
+    """Progress of some work: a bar with the time left, or a line now and then if no terminal.
+
+    Use as a context manager.
 
     Args:
         name: What is worked on.

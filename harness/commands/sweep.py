@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from harness import suite
 from harness.cell import Status
 from harness.checks import cores
@@ -25,7 +23,7 @@ from harness.commands.arguments import (
     listed,
     positive,
 )
-from harness.commands.progress import Live
+from harness.commands.progress import Live, Output
 from harness.config import Config, Where
 from harness.launch import Launch
 from harness.plan import Scope
@@ -131,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump(records, sys.stdout)
         print()
     else:
-        print_sweep(Console(), records)
+        print_sweep(Output(), records)
         print(f"records: {folder}", file=sys.stderr)
     bad = (Status.ERROR, Status.TIMEOUT)
     return 1 if any(entry["status"] in bad for entry in records) else 0

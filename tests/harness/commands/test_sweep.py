@@ -1,0 +1,226 @@
+"""The verb `sweep`: records, JSON, folders, and every wrong flag."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.records import FILE, read_records
+from tests.harness import sweeps
+from tests.harness.test_pool import ROOT
+
+SMALL = (
+    *("sweep", "--mode", "simulate", "--strategies", "ring,ulysses", "--patterns", "causal"),
+    *("--cp", "3", "--seqlen", "96", "--heads", "6/2", "--head-dim", "16", "--jobs", "1"),
+)
+DOCUMENTED = {
+    *("strategy", "pattern", "cp", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "head_dim"),
+    *("batch", "dtype", "direction", "transport", "scope", "source", "status", "reason"),
+    *("time_s", "samples_s", "tflops_per_gpu", "bytes_sent_per_rank", "exposed_comm_s"),
+    *("imbalance", "peak_bytes", "max_rel_error", "config_hash", "plan_hash", "environment"),
+    *("bound_s", "calibration", "expected_error"),
+}
+FURTHER = {
+    *("schema_version", "cluster", "hidden", "rotary", "traceback", "p20_s", "p80_s"),
+    *(
+        "recorded_at",
+        "plan_bound_s",
+        "imbalance_lockstep",
+        "link_bytes",
+        "calibration_id",
+        "inside_range",
+    ),
+}
+
+
+def call(folder: Path, *words: str) -> int:
+    return cli.main([*SMALL, "-o", str(folder), *words])
+
+
+def test_json_goes_to_stdout_alone_and_has_the_documented_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tmp_path, "--json") == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 4
+    for record in records:
+        assert DOCUMENTED - set(record) == set()
+        assert set(record) - DOCUMENTED - FURTHER == set()
+        assert (record["status"], record["source"]) == ("ok", "simulated")
+        assert 0 < record["bound_s"] <= record["time_s"]
+        assert record["calibration"]
+    assert read_records(tmp_path) == records
+
+
+def test_progress_goes_to_stderr_and_stdout_is_pure_json(tmp_path: Path) -> None:
+    done = sweeps.run(*SMALL, "-o", str(tmp_path / "out"), "--json", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 4
+
+
+def test_tables_and_summaries_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path) == 0
+    out = capsys.readouterr()
+    assert "h100-8x8: cp=3 S=96 heads=6/2" in out.out
+    assert str(tmp_path) in out.err
+    with (tmp_path / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["strategy"] for row in rows] == ["ring", "ulysses"] * 2
+    assert all(float(row["time_s"]) > 0 for row in rows)
+    lines = (tmp_path / "summary.md").read_text().splitlines()
+    assert len(lines) == 2 + 4
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_folder_with_records_is_only_written_to_when_resuming(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tmp_path) == 0
+    before = (tmp_path / FILE).read_bytes()
+    assert call(tmp_path) == 2
+    assert "4 records; give --resume" in capsys.readouterr().err
+    assert call(tmp_path, "--resume") == 0
+    assert (tmp_path / FILE).read_bytes() == before
+    assert call(tmp_path, "--resume", "--seqlen", "96,128") == 0
+    assert len(read_records(tmp_path)) == 8
+
+
+def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness import simulated
+
+    def fail(*_: object) -> Any:  # noqa: ANN401  it never returns
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulated, "verify", fail)
+        assert call(tmp_path) == 1
+    assert {record["status"] for record in read_records(tmp_path)} == {"error"}
+    assert call(tmp_path, "--resume", "--json") == 0
+    assert [record["status"] for record in read_records(tmp_path)] == ["error"] * 4 + ["ok"] * 4
+
+
+def test_a_dry_run_lists_the_cells_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tmp_path / "out", "--dry-run") == 0
+    out = capsys.readouterr()
+    assert len(out.out.splitlines()) == 4
+    assert "4 cells" in out.err
+    assert not (tmp_path / "out").exists()
+    assert call(tmp_path / "out", "--dry-run", "--json") == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert [cell["strategy"] for cell in cells] == ["ring", "ulysses"] * 2
+
+
+def test_a_full_disk_stops_with_a_message_and_a_valid_file(tmp_path: Path) -> None:
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        "from harness.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *SMALL, "-o", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "records are safe" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert 0 < len(read_records(tmp_path)) < 4
+    assert call(tmp_path, "--resume") == 0
+    assert len(read_records(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cp", "0"], r"--cp: (0) must be a whole number"),
+        (["--cp", "-2"], "--cp"),
+        (["--cp", "2,,4"], "empty entry"),
+        (["--seqlen", "x"], "length (x) must be like 1000, 64k or 1m"),
+        (["--seqlen", "0"], "length (0)"),
+        (["--heads", "5/3"], "query heads must be a multiple of KV heads"),
+        (["--heads", "8/"], "() must be a whole number"),
+        (["--head-dim", "1.5"], "(1.5) must be a whole number"),
+        (["--dtype", "int8"], "choose float64, float32, bfloat16, float16"),
+        (["--direction", "up"], "choose forward, backward"),
+        (["--mode", "guess"], "choose simulate, measure, both"),
+        (["--memory", "-1"], "(-1) must be a positive number"),
+        (["--timeout", "0"], "(0) must be a positive number"),
+        (["--timeout", "nan"], "(nan) must be a positive number"),
+        (["--iterations", "0"], "--iterations"),
+        (["--strategies", "rign"], "strategy (rign) is unknown; choose from"),
+        (["--strategies", "ring:x=1"], "option (x) is unknown"),
+        (["--patterns", "spiral"], "spiral"),
+        (["--cluster", "h200-9x9"], "cluster (h200-9x9) is unknown; choose from"),
+        (["--suite", "fast"], "suite (fast) is unknown; choose from"),
+        (["-o", "/proc/x"], "/proc/x"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_a_wrong_flag_is_named_and_nothing_runs(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: int | str | None = call(tmp_path / "out", *words)
+    except SystemExit as left:
+        status = left.code
+    error = capsys.readouterr().err
+    assert status == 2, error
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *SMALL, "--dry-run", "-o", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_tables_for_a_reader_that_leaves_early_are_no_failure(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *SMALL, *words, "-o", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    assert "Error" not in error
+    assert len(read_records(tmp_path)) == 4
+
+
+def test_a_terminal_without_the_signs_shows_others(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *SMALL, "-o", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"ulysses" in done.stdout
