@@ -42,7 +42,8 @@ def _greedy(table: Ints, own_rows: NDArray[np.bool_], own_columns: NDArray[np.bo
     others = -np.sort(-row_work[~own_rows], axis=0)
     result = np.zeros((len(others) + 1, row_work.shape[1]), dtype=np.int64)
     result[1:] = np.cumsum(others, axis=0)
-    return result + mine
+    result += mine
+    return result
 
 
 def lower_bound(instance: Instance) -> int:
@@ -85,19 +86,20 @@ def least_volume(instance: Instance, covers: Reach, most: int) -> int | None:
     best = np.full(total + 1, np.inf)
     best[0] = 0
     for table in covers.work:
-        a, b = np.indices(table.shape)
+        a = np.arange(table.shape[0])[:, None]
+        b = np.arange(table.shape[1])[None, :]
         fits = (w.row_in * a + w.column_in * b <= most) & (w.row_out * a + w.column_out * b <= most)
         cost = (w.row_in + w.row_out) * a + (w.column_in + w.column_out) * b
         cheapest: dict[int, int] = {}
-        for load, price in sorted(
-            zip((-(-table[fits] // step)).tolist(), cost[fits].tolist(), strict=True),
-            key=lambda pair: (pair[1], -pair[0]),
-        ):
+        loads: list[int] = (-(-table[fits] // step)).tolist()
+        prices: list[int] = cost[fits].tolist()
+        pairs = zip(loads, prices, strict=True)
+        for load, price in sorted(pairs, key=lambda pair: (pair[1], -pair[0])):
             if load > max(cheapest, default=-1):
                 cheapest[load] = price
         after = np.full(total + 1, np.inf)
-        for load, price in cheapest.items():
-            load = min(load, total)
+        for reached, price in cheapest.items():
+            load = min(reached, total)
             after[load:] = np.minimum(after[load:], best[: total + 1 - load] + price)
             after[total] = min(after[total], best[total - load :].min() + price)
         best = after

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from harness.milp import Status, relative_gap
 from strategies.ultraattn.account import Cells, Instance, Line, account
 from strategies.ultraattn.bounds import lower_bound
-from strategies.ultraattn.partition import decide
+from strategies.ultraattn.partition import decide, refute
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
 
 DEFAULT_S = 2.0
 PROOF_S = 60.0
-_FIRST_S = 0.3
+_FIRST_S = 3.0  # for the first proof
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 
@@ -78,47 +78,49 @@ def assign(
         return _assigned(instance, best, 0, start, source)
     plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in given]
     search = Search(instance, seed, plans)
+    if search.best is None:
+        raise ValueError(
+            f"assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices "
+            f"with work {instance.total}; raise the cap, as `grid.instance_of` does"
+        )
     best = search.best
-    assert best is not None  # the cap is one that packing reaches
-    source, slice_s = "bound", _FIRST_S
+    source, climbing, slice_s = "bound", True, _FIRST_S
     while best.value > bound:
-        left = end - time.process_time()
-        if left <= 0:
+        if time.process_time() >= end:
             source = "budget"
             break
-        search.run(min(slice_s, left), bound)
+        # from below, as long as linear programs refute: then the search has the right target
+        if climbing and refute(instance, bound, end):
+            bound, source = bound + 1, "proof"
+            continue
+        climbing = False
+        before, search.best = best.value, best
+        search.run(end, bound)
         best = better(best, search.best) or best
-        if best.value == bound:
-            break
-        left = end - time.process_time()
-        proved, found = _decide(instance, best.value - 1, min(2 * slice_s, left), seed)
+        if best.value == bound or best.value < before:
+            continue  # as long as the search improves, it is cheaper than a proof
+        slice_end = min(end, time.process_time() + slice_s)
+        proved, found = _decide(instance, best.value - 1, slice_end, seed)
         if proved:
             bound, source = best.value, "proof"
         elif found is not None:
             best = better(best, judged(instance, found)) or best
-            search.best = best
-        slice_s *= 2
+        slice_s *= 1.5
     if best.value == bound or not prove:
         left = end - time.process_time()
-        share = _VOLUME * (time.process_time() - start + 0.2)
+        share = _VOLUME * (time.process_time() - start) + 0.2
         search.best = best
-        search.run(min(max(left, 0.0), share), best.value, lower_volume=True)
+        search.run(time.process_time() + min(max(left, 0.0), share), best.value, lower_volume=True)
         best = better(best, search.best) or best
     return _assigned(instance, best, bound, start, source)
 
 
-def _decide(
-    instance: Instance, most: int, seconds: float, seed: int
-) -> tuple[bool, Assignment | None]:
+def _decide(instance: Instance, most: int, end: float, seed: int) -> tuple[bool, Assignment | None]:
     """Return whether a maximum of `most` is refuted, and otherwise a plan if one was found."""
-    if seconds <= 0:
-        return False, None
-    start = time.process_time()
-    decision = decide(instance, most, seconds, seed=seed)
+    decision = decide(instance, most, end, seed=seed)
     if decision is not None:
         return decision.status is Status.INFEASIBLE, decision.devices
-    left = seconds - (time.process_time() - start)
-    answer, devices = decide_by_blocks(instance, most, left, seed=seed)
+    answer, devices = decide_by_blocks(instance, most, end - time.process_time(), seed=seed)
     return answer.status is Status.INFEASIBLE, devices
 
 

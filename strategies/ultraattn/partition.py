@@ -148,33 +148,46 @@ class Decision:
     devices: Assignment | None = None
 
 
-def decide(instance: Instance, most: int, seconds: float, *, seed: int = 0) -> Decision | None:
+def decide(instance: Instance, most: int, end: float, *, seed: int = 0) -> Decision | None:
     """Decide whether no device need receive or send more than `most`; None = too large for this.
 
     Args:
         instance: What is assigned.
         most: The maximum asked for.
-        seconds: CPU seconds to spend.
+        end: CPU time, as of `time.process_time`, at which to give up.
         seed: Of the solver.
     """
-    end = time.process_time() + seconds
     columns = enumerate_columns(instance, most)
     if columns is None:
         return None
-    if len(set(columns.device.tolist())) < instance.devices:
+    relaxation = _relaxed(instance, columns, most, end)
+    if relaxation is None:
         return Decision(Status.INFEASIBLE)
+    kept = relaxation.kept()
+    if len(kept) > _RESIDUAL or time.process_time() > end:
+        return None
+    return _residual(instance, columns, kept, most, end - time.process_time(), seed)
+
+
+def refute(instance: Instance, most: int, end: float) -> bool:
+    """Return whether linear programs alone prove that some device receives or sends more."""
+    columns = enumerate_columns(instance, most)
+    if columns is None:
+        return False
+    return _relaxed(instance, columns, most, end) is None
+
+
+def _relaxed(instance: Instance, columns: Columns, most: int, end: float) -> "Relaxation | None":
+    """Return the relaxation with all cuts, or None when it refutes `most`."""
+    if len(set(columns.device.tolist())) < instance.devices:
+        return None
     relaxation = Relaxation(instance, columns, most)
     while True:
         relaxation.solve(end)
         if relaxation.refuted:
-            return Decision(Status.INFEASIBLE)
-        kept = relaxation.kept()
-        late = time.process_time() > end
-        if late or len(kept) <= _SMALL or not relaxation.cut():
-            break
-    if len(kept) > _RESIDUAL or late:
-        return None
-    return _residual(instance, columns, kept, most, end - time.process_time(), seed)
+            return None
+        if time.process_time() > end or len(relaxation.kept()) <= _SMALL or not relaxation.cut():
+            return relaxation
 
 
 class Relaxation:
@@ -343,6 +356,7 @@ def _residual(
     if answer.value is None:
         return Decision(Status.TIME_LIMIT)
     best = model.getBestSol()
+    assert best is not None
     devices = [0] * blocks
     for c, variable in zip(kept.tolist(), chosen, strict=True):
         if best[variable] > 0.5:

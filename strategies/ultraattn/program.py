@@ -11,12 +11,17 @@ and are written out. Constraints:
 Source: UltraAttn (SC'25), Tables 2 and 3.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from harness.milp import PROOF, Answer, Status, new_model, solve
 from strategies.ultraattn.account import Instance
 from strategies.ultraattn.bounds import reach
 from strategies.ultraattn.search import Assignment
+
+if TYPE_CHECKING:
+    from pyscipopt import Variable
 
 _CUTS = 10  # per device
 
@@ -35,7 +40,7 @@ def decide_by_blocks(
     model = new_model("blocks", log=log)
     fixed = {(i, j): d for i, j, d in instance.fixed}
     x = [[model.addVar(f"x_{i}_{j}_{d}", "B") for d in range(n)] for i, j in blocks]
-    need: list[dict[tuple[int, int], object]] = [{}, {}]
+    need: list[dict[tuple[int, int], Variable]] = [{}, {}]
     for line, owners in enumerate((instance.row_owner, instance.column_owner)):
         for chunk in sorted({block[line] for block in blocks}):
             for d in range(n):
@@ -80,7 +85,8 @@ def decide_by_blocks(
     if answer.status in (Status.INFEASIBLE, Status.TIME_LIMIT):
         return answer, None
     best = model.getBestSol()
-    return answer, tuple(max(range(n), key=lambda d, row=row: best[row[d]]) for row in x)
+    assert best is not None
+    return answer, tuple(int(np.argmax([best[variable] for variable in row])) for row in x)
 
 
 def _cuts(table: np.ndarray, row: int, column: int, most: int) -> list[tuple[int, int, int]]:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.ultraattn.account import Instance, account, most, own_rows, volume
+from strategies.ultraattn.account import Instance, account, most, volume
 
 Reals = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Assignment = tuple[int, ...]  # device of each block, in the order of `Instance.blocks`
 
 _CHAINS = 256
-_ROUND = 3000  # steps from hot to cold; each round is longer by half
+_ROUND = 2000  # steps from hot to cold; each round is twice as long
+_LONGEST = 4000
+_HOT, _COLD = 0.6, 0.15
 _SWAPS = 0.5
 _TRIES = 6
 _NEAR = 0.7  # moves towards a device that already has the block's row or column
@@ -144,9 +146,9 @@ class Chains:
 
     def _penalty(self, flow: Reals, limit: Reals, price: Reals, volume_price: float) -> Reals:
         excess = np.maximum(flow - limit, 0)
-        result: Reals = (excess * excess) @ price
+        result: Reals = np.asarray((excess * excess) @ price, dtype=np.float32)
         if volume_price:
-            result = result + volume_price * flow[:, : self.n].sum(axis=1)
+            result += np.float32(volume_price) * np.sum(flow[:, : self.n], axis=1)
         return result
 
     def _change(
@@ -155,7 +157,7 @@ class Chains:
         """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
         t, n = self.tables, self.n
         chain = self.chain if chain is None else chain
-        result = t.block_need[block * n + new] - t.block_need[block * n + old]
+        result: Reals = t.block_need[block * n + new] - t.block_need[block * n + old]
         for line, counts, needs in (
             (t.row, self.row_count, t.row_need),
             (t.column, self.column_count, t.column_need),
@@ -297,50 +299,40 @@ class Search:
             result[:, at[i, j]] = device
         return result
 
-    def run(self, seconds: float, target: int, *, lower_volume: bool = False) -> bool:
-        """Search until the maximum is at most `target` or the CPU seconds are over.
+    def run(self, end: float, target: int, *, lower_volume: bool = False) -> None:
+        """Anneal once, longer each time; stop when the maximum is at most `target`.
 
-        With `lower_volume` the maximum stays at most `target` and the volume is reduced instead.
-
-        Returns:
-            Whether the best has a maximum of at most `target`.
+        Args:
+            end: CPU time, as of `time.process_time`, at which to stop in any case.
+            target: Lowest maximum that is of use.
+            lower_volume: Keep the maximum at most `target` and reduce the volume instead.
         """
-        end = time.process_time() + seconds
         reached = self.best is not None and self.best.value <= target
         if not len(self.chains.tables.free) or (reached and not lower_volume):
-            return reached
-        while time.process_time() < end:
-            goal = target if lower_volume or self.best is None else max(target, self.best.value - 1)
-            self._anneal(goal, end, lower_volume)
-            if not lower_volume and self.best is not None and self.best.value <= target:
-                return True
-            self._length = min(self._length * 3 // 2, 40 * _ROUND)
-        return self.best is not None and self.best.value <= target
-
-    def _anneal(self, goal: int, end: float, lower_volume: bool) -> None:
-        """Go from hot to cold once; keep what reaches the goal."""
+            return
         n, w = self.instance.devices, self.instance.weights
         step = min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
-        unit = max(1.0, float(self.chains.tables.size.max()) / 2)  # half a block
-        limit = np.repeat([goal, goal, self.instance.cap], n).astype(np.float32)
-        price = np.repeat([1 / step**2, 1 / step**2, 0.85 / unit**2], n).astype(np.float32)
-        volume_price = 0.3 / step if lower_volume else 0.0
+        half = max(1.0, float(self.chains.tables.size.max()) / 2)
+        price = np.repeat([1 / step**2, 1 / step**2, 0.85 / half**2], n).astype(np.float32)
         self.chains.place(self._fresh())
-        hot, cold = 0.6, 0.15
         for k in range(self._length):
-            heat = hot * (cold / hot) ** (k / self._length)
-            self.chains.step(limit, price, volume_price, heat)
+            goal = target
+            if not lower_volume and self.best is not None:
+                goal = max(target, self.best.value - 1)
+            limit = np.repeat([goal, goal, self.instance.cap], n).astype(np.float32)
+            heat = _HOT * (_COLD / _HOT) ** (k / self._length)
+            self.chains.step(limit, price, 0.3 / step if lower_volume else 0.0, heat)
             self.steps += 1
             if k % 16 == 0:
-                ready = (self.chains.flow <= limit).all(axis=1)
-                if ready.any():
-                    self._keep(ready)
-                    if not lower_volume:
-                        return
-                if time.process_time() > end:
-                    return
+                self._keep(np.all(self.chains.flow <= limit, axis=1))
+                done = self.best is not None and self.best.value <= target and not lower_volume
+                if done or time.process_time() > end:
+                    break
+        self._length = min(self._length * 2, _LONGEST)
 
     def _keep(self, ready: NDArray[np.bool_]) -> None:
+        if not ready.any():
+            return
         n = self.instance.devices
         key = self.chains.flow[:, : 2 * n].max(axis=1) * 1e4 + self.chains.flow[:, :n].sum(axis=1)
         k = int(np.argmin(np.where(ready, key, np.inf)))

@@ -1,0 +1,143 @@
+"""The order in which devices own the blocks of the sequence: given, named or found.
+
+An order lists blocks by place: entry p is the block at place p, and device d owns the places from
+p * devices // blocks = d. Three sources: the user's own; `modulo`, which gathers the residues of
+a stride, the paper's map c mod m; and `find_order`, a search that is never worse than no order.
+
+Source: UltraAttn (SC'25), Figure 4: the context remap; the paper leaves the search open.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.ultraattn.account import Weights, even_owners
+from strategies.ultraattn.device import Assigned, assign
+from strategies.ultraattn.grid import Grid, instance_of
+
+Order = tuple[int, ...]
+Plan = Callable[[Grid], Assigned]
+_FINALISTS = 4
+_RESTARTS = 6
+
+
+def modulo(blocks: int, stride: int) -> Order:
+    """Return the order that gathers the blocks of each residue of `stride`.
+
+    Raises:
+        ValueError: The stride is not in 1..blocks.
+    """
+    if not 1 <= stride <= blocks:
+        raise ValueError(f"remap: stride ({stride}) must be in 1..{blocks}, the number of blocks")
+    return tuple(sorted(range(blocks), key=lambda block: (block % stride, block)))
+
+
+def checked(order: Sequence[int], blocks: int) -> Order:
+    """Return a given order.
+
+    Raises:
+        ValueError: It is no permutation of the blocks.
+    """
+    if sorted(order) != list(range(blocks)):
+        raise ValueError(f"remap: order ({list(order)}) must be a permutation of 0..{blocks - 1}")
+    return tuple(order)
+
+
+def reordered(grid: Grid, order: Sequence[int]) -> Grid:
+    """Return the grid with rows and columns at their places."""
+    work = tuple(tuple(grid.work[i][j] for j in order) for i in order)
+    return Grid(work=work, full=grid.full)
+
+
+def find_order(
+    grid: Grid,
+    devices: int,
+    weights: Weights,
+    *,
+    seconds: float = 1.0,
+    seed: int = 0,
+    given: Sequence[Order] = (),
+) -> tuple[Order, Assigned]:
+    """Search the order whose planned communication is least: first the maximum, then the volume.
+
+    Candidates are no order, every modulo, the `given` ones, and groups of blocks found by swaps
+    that need few chunks from one another. The few that look best are planned.
+
+    Args:
+        grid: Square: rows and columns are the same blocks in token order.
+        devices: How many.
+        weights: Prices of chunks.
+        seconds: CPU seconds for the plan of each finalist.
+        seed: Of the search.
+        given: More candidates, such as a pattern's own remap.
+
+    Returns:
+        The order and its plan; no order when none is better.
+    """
+    blocks = len(grid.work)
+    if any(len(row) != blocks for row in grid.work):
+        raise ValueError(
+            f"remap: {blocks} query blocks and {len(grid.work[0])} key blocks must be the same "
+            "blocks; cross-attention has no order to search"
+        )
+    plain = tuple(range(blocks))
+    pool = [checked(order, blocks) for order in given]
+    pool += [modulo(blocks, stride) for stride in range(2, blocks)]
+    pool += _grouped(grid, devices, seed)
+    table = np.array(grid.work) > 0
+    ranked = sorted(
+        dict.fromkeys(order for order in pool if order != plain),
+        key=lambda order: _needs(table, order, devices),
+    )
+
+    def planned(order: Order) -> Assigned:
+        instance = instance_of(reordered(grid, order), devices, weights)
+        return assign(instance, seconds=seconds, seed=seed)
+
+    best, result = plain, planned(plain)
+    for order in ranked[:_FINALISTS]:
+        if result.value == 0:
+            break
+        found = planned(order)
+        if (found.value, found.volume) < (result.value, result.volume):
+            best, result = order, found
+    return best, result
+
+
+def _needs(table: NDArray[np.bool_], order: Sequence[int], devices: int) -> tuple[int, int]:
+    """Return how many chunks row owners would fetch: by the busiest device, and in all."""
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[list(order)] = even_owners(len(order), devices)
+    fetched = [int((table[owner == d].any(axis=0) & (owner != d)).sum()) for d in range(devices)]
+    return max(fetched), sum(fetched)
+
+
+def _grouped(grid: Grid, devices: int, seed: int) -> list[Order]:
+    """Return orders from swap descent on the volume, from random orders."""
+    rng = np.random.default_rng(seed)
+    table = np.array(grid.work) > 0
+    blocks = len(table)
+    owner = even_owners(blocks, devices)
+    found = []
+    end = time.process_time() + 0.5
+    for _ in range(_RESTARTS):
+        order = rng.permutation(blocks).tolist()
+        cost = sum(_needs(table, order, devices))
+        improved = True
+        while improved and time.process_time() < end:
+            improved = False
+            for a in range(blocks):
+                for b in range(a + 1, blocks):
+                    if owner[a] == owner[b]:
+                        continue
+                    order[a], order[b] = order[b], order[a]
+                    after = sum(_needs(table, order, devices))
+                    if after < cost:
+                        cost, improved = after, True
+                    else:
+                        order[a], order[b] = order[b], order[a]
+        groups = [[order[p] for p in range(blocks) if owner[p] == d] for d in range(devices)]
+        found.append(tuple(block for group in sorted(map(sorted, groups)) for block in group))
+    return found

@@ -1,0 +1,58 @@
+"""Tables that the tests share, and random instances."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from harness.problem import Direction
+from patterns.table import Table, refine
+from patterns.tables import global_local_table, star_table, streaming_table
+from strategies.ultraattn.account import BACKWARD, FORWARD, Instance, Weights
+from strategies.ultraattn.grid import grid_of_table, instance_of
+
+# Four devices, first column and diagonal: UltraAttn's worked example, seven FULL blocks.
+SEED = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], dtype=np.int8)
+_GROUP = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]], dtype=np.int8)
+
+
+def table(name: str, size: int) -> Table:
+    """A pattern's table at a degree, as an UltraAttn table refined."""
+    base: Table = {
+        "causal": np.array([[2]], dtype=np.int8),
+        "full": np.array([[1]], dtype=np.int8),
+        "star": star_table(4),
+        "streaming": streaming_table(8, 3),
+        "global_local": global_local_table(16, 1, 1),
+        "group": _GROUP,
+    }[name]
+    return refine(base, size // len(base))
+
+
+def case(name: str, size: int, devices: int, direction: Direction = Direction.FORWARD) -> Instance:
+    """The instance of `table(name, size)`."""
+    weights = FORWARD if direction is Direction.FORWARD else BACKWARD
+    return instance_of(grid_of_table(table(name, size)), devices, weights)
+
+
+@st.composite
+def instances(draw: st.DrawFn, most_blocks: int = 7) -> Instance:
+    """Few blocks, 2 to 4 devices, oblong tables, mixed FULL and CAUSAL, any weights."""
+    devices = draw(st.integers(2, 4))
+    rows, columns = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    blocks = draw(
+        st.lists(
+            st.tuples(st.integers(0, rows - 1), st.integers(0, columns - 1)),
+            min_size=1,
+            max_size=most_blocks if devices < 4 else most_blocks - 1,
+            unique=True,
+        )
+    )
+    cells = np.zeros((rows, columns), dtype=np.int8)
+    for i, j in blocks:
+        cells[i, j] = draw(st.sampled_from([1, 2]))
+    odd = Weights(row_in=3, row_out=4, column_in=1, column_out=2)
+    weights = draw(st.sampled_from([FORWARD, BACKWARD, odd]))
+    inside = ()
+    if draw(st.booleans()):
+        inside = tuple(tuple(int(3 * bool(w)) for w in row) for row in cells)
+    slack = draw(st.integers(0, 1))
+    return instance_of(grid_of_table(cells), devices, weights, slack=slack, inside=inside)

@@ -1,0 +1,235 @@
+"""Device tilings: against brute force, known optima, bounds that hold, and proofs that are due."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from harness.milp import Status
+from harness.problem import Direction
+from strategies.ultraattn import partition
+from strategies.ultraattn.account import BACKWARD, FORWARD, Instance, account, most, volume
+from strategies.ultraattn.bounds import lines_bound, lower_bound
+from strategies.ultraattn.device import Assigned, assign
+from strategies.ultraattn.grid import grid_of_table, instance_of
+from strategies.ultraattn.program import decide_by_blocks
+from strategies.ultraattn.search import cells_of_blocks
+from tests.strategies.ultraattn.brute import optima
+from tests.strategies.ultraattn.examples import SEED, case, instances, table
+
+_PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "ilp_device_tiles.json"
+_B = Direction.BACKWARD
+
+
+def checked(instance: Instance, found: Assigned) -> Assigned:
+    """An answer, once its numbers are those of its cells and keep the rules."""
+    lines = account(instance, found.cells)
+    assert most(lines) == found.value
+    assert volume(lines) == found.volume
+    assert max(line.work for line in lines) <= instance.cap
+    assert all(found.cells[i][j] == device for i, j, device in instance.fixed)
+    assert found.bound <= found.value
+    assert (found.status is Status.OPTIMAL) == (found.bound == found.value) == (found.gap == 0)
+    return found
+
+
+@given(instances())
+@settings(max_examples=15)
+def test_the_optimum_is_that_of_brute_force(instance: Instance) -> None:
+    best = optima(instance)
+    assert best is not None  # the cap is one that some assignment keeps
+    assert lower_bound(instance) <= best[0]
+    found = checked(instance, assign(instance, prove=True))
+    assert (found.value, found.bound) == (best[0], best[0])
+    assert found.volume >= best[2]
+
+
+@given(instances())
+@settings(max_examples=15)
+def test_both_programs_decide_as_brute_force_does(instance: Instance) -> None:
+    best = optima(instance)
+    assert best is not None
+    end = time.process_time() + 60
+    for value in (best[0] - 1, best[0]):
+        if value < 0:
+            continue
+        by_sets = partition.decide(instance, value, end)
+        assert by_sets is not None
+        answer, by_blocks = decide_by_blocks(instance, value, 60)
+        if value < best[0]:
+            assert by_sets.status is Status.INFEASIBLE
+            assert answer.status is Status.INFEASIBLE
+            continue
+        for devices in (by_sets.devices, by_blocks):
+            assert devices is not None
+            lines = account(instance, cells_of_blocks(instance, devices))
+            assert most(lines) <= value
+            assert max(line.work for line in lines) <= instance.cap
+
+
+def test_the_worked_example_has_24_optimal_assignments_by_the_solver_too() -> None:
+    """Forbid each optimum that is found until none is left."""
+    instance = instance_of(grid_of_table(SEED), 4, FORWARD)
+    assert assign(instance, prove=True).value == 4
+    columns = partition.enumerate_columns(instance, 4)
+    assert columns is not None
+    by_device = [
+        [(int(m), c) for m, c in zip(columns.mask[mine], columns.coefficient[mine], strict=True)]
+        for mine in (np.flatnonzero(columns.device == d) for d in range(4))
+    ]
+    partial = [(0, np.zeros(columns.coefficient.shape[1]))]
+    for sets in by_device:
+        partial = [(m | n, c + d) for m, c in partial for n, d in sets if not m & n]
+    whole = [c for m, c in partial if m == 2**7 - 1 and c[7:].max() <= 4]
+    assert len(whole) == 24
+    assert instance_of(grid_of_table(SEED), 4, FORWARD, fix_diagonal=True).fixed
+    fixed = instance_of(grid_of_table(SEED), 4, FORWARD, fix_diagonal=True)
+    assert assign(fixed, prove=True).value == 5
+
+
+KNOWN = [
+    # pattern, degree, devices, direction, proved optimum; facts measured with other solvers
+    ("causal", 4, 4, Direction.FORWARD, 5),
+    ("full", 4, 4, Direction.FORWARD, 4),
+    ("full", 8, 8, Direction.FORWARD, 8),
+    ("full", 16, 16, Direction.FORWARD, 12),
+    ("star", 8, 8, Direction.FORWARD, 6),
+    ("streaming", 8, 8, Direction.FORWARD, 6),
+    ("streaming", 8, 4, Direction.FORWARD, 6),
+    ("star", 8, 8, _B, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "devices", "direction", "value"), KNOWN)
+def test_known_optima_are_proved(
+    name: str, size: int, devices: int, direction: Direction, value: int
+) -> None:
+    instance = case(name, size, devices, direction)
+    found = checked(instance, assign(instance, prove=True))
+    assert (found.value, found.bound) == (value, value)
+
+
+def test_the_group_of_global_and_local_blocks_has_its_optima() -> None:
+    cells = table("global_local", 16)[:8, :8]
+    free = instance_of(grid_of_table(cells), 8, FORWARD)
+    fixed = instance_of(grid_of_table(cells), 8, FORWARD, fix_diagonal=True)
+    assert checked(free, assign(free, prove=True)).bound == 7
+    assert checked(fixed, assign(fixed, prove=True)).bound == 10
+
+
+def test_an_answer_without_time_says_so() -> None:
+    instance = case("causal", 16, 8)
+    found = checked(instance, assign(instance, seconds=0.05))
+    assert found.status is Status.FEASIBLE
+    assert found.source == "budget"
+    assert 0 < found.gap < 1
+
+
+def test_the_default_budget_is_kept() -> None:
+    instance = case("causal", 16, 8)
+    found = checked(instance, assign(instance))
+    assert found.seconds < 2.6  # CPU seconds; SCIP looks at its clock between two steps
+    assert found.value <= 16
+
+
+def test_more_slack_never_costs() -> None:
+    values = []
+    for slack in (0, 2, 6):
+        instance = instance_of(grid_of_table(table("star", 8)), 8, FORWARD, slack=slack)
+        values.append(assign(instance, prove=True).value)
+    assert values == sorted(values, reverse=True)
+    assert values[-1] < values[0]
+
+
+def test_a_given_assignment_is_never_made_worse() -> None:
+    instance = case("streaming", 16, 8)
+    good = assign(instance, seconds=1.5)
+    again = assign(instance, seconds=0.0, given=[good.cells])
+    assert (again.value, again.volume) == (good.value, good.volume)
+
+
+def test_an_impossible_cap_is_refused() -> None:
+    instance = case("full", 4, 4)
+    with pytest.raises(ValueError, match="raise the cap"):
+        assign(Instance(**{**_fields(instance), "cap": 6}))
+
+
+def _fields(instance: Instance) -> dict[str, object]:
+    return {name: getattr(instance, name) for name in type(instance).__dataclass_fields__}
+
+
+def test_a_hot_column_needs_several_devices() -> None:
+    cells = np.zeros((8, 8), dtype=np.int8)
+    cells[:, 0] = 1
+    instance = instance_of(grid_of_table(cells), 8, FORWARD)
+    assert lines_bound(instance) == 14  # UltraAttn's log: V* = 14 for this table
+    assert assign(instance).value == 14
+
+
+def test_fewer_key_heads_make_columns_cheap_and_plans_cheaper() -> None:
+    light = FORWARD.__class__(row_in=4, row_out=4, column_in=2, column_out=0, unit=4)
+    grid = grid_of_table(table("streaming", 8))
+    cheap, dear = instance_of(grid, 8, light), instance_of(grid, 8, FORWARD)
+    found = checked(cheap, assign(cheap, prove=True))
+    assert found.value / light.unit < assign(dear, prove=True).value
+
+
+@pytest.mark.skipif(not _PUBLISHED.exists(), reason="needs the published instances")
+@pytest.mark.slow
+def test_published_instances_are_proved_at_most_at_the_logged_value() -> None:
+    seconds = []
+    for entry in json.loads(_PUBLISHED.read_text()):
+        grid = grid_of_table(np.array(entry["block_table"], dtype=np.int8))
+        for fix, weights in ((True, FORWARD), (False, FORWARD), (False, BACKWARD)):
+            instance = instance_of(grid, entry["G"], weights, fix_diagonal=fix)
+            found = checked(instance, assign(instance, prove=True))
+            assert found.status is Status.OPTIMAL
+            seconds.append(found.seconds)
+            if fix:
+                assert found.value <= entry["objective"]
+    assert np.median(seconds) <= 2
+    assert max(seconds) <= 15  # CPU seconds on a busy machine; alone all end within 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "devices", "direction", "value"),
+    [
+        ("causal", 8, Direction.FORWARD, 7),
+        ("causal", 4, Direction.FORWARD, 8),
+        ("streaming", 8, _B, 9),
+        ("group", 8, Direction.FORWARD, 8),
+        ("group", 8, _B, 13),
+        ("full", 8, _B, 13),
+    ],
+)
+def test_slower_optima_are_proved(
+    name: str, devices: int, direction: Direction, value: int
+) -> None:
+    instance = case(name, 8, devices, direction)
+    found = checked(instance, assign(instance, prove=True))
+    assert (found.value, found.bound) == (value, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "devices", "value"),
+    [
+        ("causal", 8, 14),
+        ("star", 8, 12),
+        ("streaming", 8, 11),
+        ("global_local", 8, 9),
+        ("causal", 16, 12),
+        ("star", 16, 10),
+        ("streaming", 16, 9),
+        ("global_local", 16, 15),
+    ],
+)
+def test_large_grids_reach_the_best_known_values(name: str, devices: int, value: int) -> None:
+    instance = case(name, 16, devices)
+    found = checked(instance, assign(instance, seconds=60))
+    assert found.value <= value
+    assert found.bound >= 1
