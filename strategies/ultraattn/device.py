@@ -18,6 +18,10 @@ from strategies.ultraattn.search import Assignment, Best, Search, better, cells_
 DEFAULT_S = 2.0
 PROOF_S = 60.0
 _FIRST_S = 3.0  # for the first proof
+_NO_ROOM = (
+    "assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices with work "
+    "{instance.total}; raise the cap, as `grid.instance_of` does"
+)
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 
@@ -72,6 +76,8 @@ def assign(
     """
     start = time.process_time()
     end = start + (max(seconds, PROOF_S) if prove else seconds)
+    if instance.cap * instance.devices < instance.total:
+        raise ValueError(_NO_ROOM.format(instance=instance))
     bound = lower_bound(instance)
     if not instance.blocks:
         best, source = Best(0, 0, ()), "bound"
@@ -79,10 +85,7 @@ def assign(
     plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in given]
     search = Search(instance, seed, plans)
     if search.best is None:
-        raise ValueError(
-            f"assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices "
-            f"with work {instance.total}; raise the cap, as `grid.instance_of` does"
-        )
+        raise ValueError(_NO_ROOM.format(instance=instance))
     best = search.best
     source, climbing, slice_s = "bound", True, _FIRST_S
     while best.value > bound:

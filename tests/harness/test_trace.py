@@ -323,7 +323,7 @@ def test_the_verb_prints_figures_as_json(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("argv", "error", "message"),
     [
-        (("--cluster", "h200"), ValueError, "choose from h100-8x8"),
+        (("--cluster", "b300"), ValueError, "choose from h100-8x8"),
         (("--cluster", "h100-1x8", "--cp", "16"), UnsupportedError, "its 8 GPUs"),
         (("--strategy", "nothing"), ValueError, "choose from"),
         (("--seqlen", "1k", "-o", "/nowhere/x.json"), ValueError, "can be written"),
