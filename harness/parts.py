@@ -156,7 +156,6 @@ class PartedLayer:
             finish_y(b, rank, self.own(rank, part))
             kept = self.held(rank, part, (Tensor.Q, Tensor.OUT, Tensor.LSE))
             offload(b, rank, [*kept, self.out(rank, part)])
-            release(b, rank, [*kept, self.out(rank, part)])
 
     # Backward -------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """FPDT: exact for every pattern, Ulysses on the network, and on the host what it says it is."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,17 @@ def test_fpdt_equals_the_dense_layer(text: str, pattern: str, cp: int, seqlen: i
     """All results, the bytes between ranks, and what device and host held."""
     cells = check(config(text, pattern, cp, seqlen_q=seqlen, seqlen_kv=seqlen))
     assert [cell.reason for cell in cells] == [""] * 2
+
+
+@pytest.mark.parametrize("text", ["fpdt:parts=3", "upipe", "upipe:ring=2", "zigzag", "ulysses"])
+def test_tokens_that_attend_or_are_attended_by_nobody_have_zero_results(
+    tmp_path: Path, text: str
+) -> None:
+    """The first third attends nothing and the last third is not attended."""
+    path = tmp_path / "table.txt"
+    path.write_text("000\n110\n110\n")
+    for cell in check(config(text, f"table:file={path}", 2)):
+        assert (cell.status, cell.reason) == ("passed", "")
 
 
 def test_fpdt_is_as_exact_in_bfloat16_as_it_may_be() -> None:

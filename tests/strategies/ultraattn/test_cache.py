@@ -1,0 +1,119 @@
+"""The cache of assignments: what it keeps, and that nothing can break it."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.milp import Status
+from strategies.ultraattn import cache as module
+from strategies.ultraattn.account import Instance
+from strategies.ultraattn.cache import Cache, assign_cached, key_of
+from strategies.ultraattn.device import Assigned, assign
+from tests.strategies.ultraattn.examples import case
+
+_EASY = case("star", 4, 4)
+_HARD = case("causal", 16, 8)
+
+
+def _never(*_: object, **__: object) -> Assigned:
+    raise AssertionError("solved again")
+
+
+def test_a_proved_answer_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "new" / "folder")
+    assert cache.get(_EASY) is None
+    first = assign_cached(_EASY, cache, prove=True)
+    monkeypatch.setattr(module, "assign", _never)
+    assert assign_cached(_EASY, cache, prove=True) == first
+
+
+def test_the_key_knows_every_field() -> None:
+    work = tuple(tuple(w and 2 for w in row) for row in _EASY.work)
+    others = [
+        replace(_EASY, cap=5),
+        replace(_EASY, work=work),
+        replace(_EASY, row_owner=(0, 0, 1, 1)),
+        replace(_EASY, column_owner=(3, 2, 1, 0)),
+        replace(_EASY, devices=5),
+        replace(_EASY, fixed=((0, 0, 0),)),
+        replace(_EASY, inside=_EASY.work),
+        replace(_EASY, weights=replace(_EASY.weights, row_in=2)),
+    ]
+    assert len({key_of(instance) for instance in [_EASY, *others]}) == 1 + len(others)
+
+
+def test_an_unproved_answer_is_improved_and_never_worsened(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    good = assign(_HARD, seconds=1.0)
+    cache.put(_HARD, good)
+    worse = assign(_HARD, seconds=0.0)
+    assert worse.value > good.value
+    cache.put(_HARD, worse)
+    assert cache.get(_HARD) == good
+    assert assign_cached(_HARD, cache) == good
+    assert assign_cached(_HARD, cache, seconds=0.3).value <= good.value
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda _: "",
+        lambda _: "[1, 2]",
+        lambda text: text.replace('"bound"', '"band"'),
+        lambda text: json.dumps({**json.loads(text), "cells": [[0]]}),
+        lambda text: json.dumps({**json.loads(text), "value": 1}),
+    ],
+)
+def test_a_spoiled_file_is_a_miss_and_is_replaced(tmp_path: Path, spoil: object) -> None:
+    cache = Cache(tmp_path)
+    first = assign_cached(_EASY, cache, prove=True)
+    path = cache.path(_EASY)
+    assert callable(spoil)
+    path.write_text(spoil(path.read_text()))
+    assert cache.get(_EASY) is None
+    assert assign_cached(_EASY, cache, prove=True).value == first.value
+    assert cache.get(_EASY) is not None
+
+
+def test_ctrl_c_while_writing_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    found = assign(_EASY)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dump", stop)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put(_EASY, found)
+    assert list(tmp_path.iterdir()) == []
+    cache.put(_EASY, found)
+    assert cache.get(_EASY) == found
+
+
+def _hammer(folder: Path, instance: Instance, found: Assigned, times: int) -> None:
+    cache = Cache(folder)
+    for k in range(times):
+        cache.path(instance).unlink(missing_ok=True)
+        cache.put(instance, found)
+        kept = cache.get(instance)
+        assert kept is None or kept == found, k
+
+
+def test_many_processes_share_a_folder(tmp_path: Path) -> None:
+    found = assign(_EASY, prove=True)
+    assert found.status is Status.OPTIMAL
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_hammer, args=(tmp_path, _EASY, found, 50)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert not list(tmp_path.glob("*.part"))
