@@ -1,42 +1,31 @@
 """The strategies: one short file each; adding one is a file and a line here."""
 
 from collections.abc import Mapping
+from pkgutil import resolve_name
 
 from harness.strategy import Chosen, Strategy, choose
-from strategies import (
-    allgather,
-    double_ring,
-    fpdt,
-    grid,
-    owner,
-    ring,
-    stripe,
-    ulysses,
-    upipe,
-    usp,
-    zigzag,
+
+
+def _table(*entries: str) -> Mapping[str, Strategy]:
+    found: list[Strategy] = [resolve_name(f"strategies.{entry}") for entry in entries]
+    return {strategy.name: strategy for strategy in found}
+
+
+STRATEGIES = _table(
+    "ring:STRATEGY",
+    "ring:CLASSIC",
+    "zigzag:STRATEGY",
+    "stripe:STRATEGY",
+    "double_ring:STRATEGY",
+    "allgather:STRATEGY",
+    "ulysses:STRATEGY",
+    "usp:STRATEGY",
+    "owner:STRATEGY",
+    "grid:STRATEGY",
 )
+"""Those that plan attention, and so any layer around it: file and name in it, one a line."""
 
-STRATEGIES: Mapping[str, Strategy] = {
-    strategy.name: strategy
-    for strategy in (
-        ring.STRATEGY,
-        ring.CLASSIC,
-        zigzag.STRATEGY,
-        stripe.STRATEGY,
-        double_ring.STRATEGY,
-        allgather.STRATEGY,
-        ulysses.STRATEGY,
-        usp.STRATEGY,
-        owner.STRATEGY,
-        grid.STRATEGY,
-    )
-}
-"""Those that plan attention, and so any layer around it."""
-
-LAYER_STRATEGIES: Mapping[str, Strategy] = {
-    strategy.name: strategy for strategy in (upipe.STRATEGY, fpdt.STRATEGY)
-}
+LAYER_STRATEGIES = _table("upipe:STRATEGY", "fpdt:STRATEGY")
 """Those that plan whole layers only, because projections are part of them."""
 
 EVERY_STRATEGY: Mapping[str, Strategy] = {**STRATEGIES, **LAYER_STRATEGIES}

@@ -279,9 +279,15 @@ def grids(name: str) -> str:
     )
 
 
-@every_strategy
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
 def test_the_grid_is_the_golden_one(name: str) -> None:
     assert (GOLDEN / f"{name}.txt").read_text() == grids(name) + "\n"
+
+
+def test_the_strategies_of_the_first_release_have_golden_grids() -> None:
+    # A strategy that is added later is tested without one until its author writes it.
+    first = {"ring", "ring-classic", "zigzag", "stripe", "double_ring", "allgather", "ulysses"}
+    assert first | {"usp"} <= {path.stem for path in GOLDEN.glob("*.txt")} <= set(STRATEGIES)
 
 
 if __name__ == "__main__":
