@@ -8,6 +8,7 @@ from pathlib import Path
 
 _PACKAGES = ("torch", "numpy", "pyscipopt", "flash-attn", "ring-flash-attn", "yunchang")
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "OMP_", "MKL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS")
+_CODE = ("patterns", "strategies", "harness", "scripts", "pyproject.toml", "requirements.lock")
 _GIT_S = 5.0
 
 
@@ -51,12 +52,18 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def git_state() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that this file is in, and whether it has changes; None if unknown."""
-    here = Path(__file__).resolve().parent
+def git_state(root: Path | None = None) -> tuple[str | None, bool | None]:
+    """Commit of a checkout, and whether its code differs from it; None if unknown.
+
+    What a run leaves in the checkout (results, traces, notes) does not make it differ.
+
+    Args:
+        root: The checkout; None is the one that this file is in.
+    """
+    root = root or Path(__file__).resolve().parents[1]
     try:
-        commit = _git(here, "rev-parse", "HEAD")
-        return commit, bool(_git(here, "status", "--porcelain"))
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit, bool(_git(root, "status", "--porcelain", "--", *_CODE))
     except (OSError, subprocess.SubprocessError):
         return None, None
 

@@ -88,6 +88,14 @@ def test_no_tracked_file_names_a_machine(forbidden: re.Pattern[str]) -> None:
     assert found == []
 
 
+def test_no_tracked_file_is_a_link() -> None:
+    """A link leads to a place that is on one machine only."""
+    done = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("120000")] == []
+
+
 def test_the_changelog_opens_with_the_version_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     top = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
