@@ -1,14 +1,15 @@
 """From who computes each block to a whole plan: operands out, tiles, partial results home.
 
-A block's rank gets the query chunk and the key chunk that it lacks straight from their owners, one
-transfer per (chunk, destination). It accumulates there, and when a chunk's last block is done the
-partial result goes home, where the owner folds all that come back in a fixed order.
+A block's rank gets the query chunk and the key chunk that it lacks, from their owners or through
+one GPU of its node (see `routes`). It accumulates there, and when a chunk's last block is done the
+partial result goes home the same way, where the owner folds all that come back in a fixed order.
 
     forward     q, (k, v)                             out, lse of a row
     backward    (q, lse, dout, delta or out), (k, v)  dq of a row; dk, dv of a column
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from harness.build import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.plan import (
@@ -23,6 +24,7 @@ from harness.plan import (
     from_rank,
 )
 from harness.problem import Direction, Problem
+from harness.routes import Chunk, Hop, gateways, routes
 from harness.tiling import Allocation
 from harness.verbs import finish_tokens, hold_tokens
 
@@ -117,6 +119,17 @@ class Errands:
         heads = self.b.problem.all_heads
         self._folds += [(dst, self.b.piece(t, chunks, heads, from_rank(src))) for t in parts]
 
+    def relay(self, src: int, dst: int, on_kv: bool, chunk: int) -> None:
+        """Send a partial result to a rank that folds it before it sends its own sum home."""
+        parts = KV_GRADS if on_kv else self.row_parts
+        self.b.send(src, dst, parts, (chunk,), self.b.problem.all_heads, arrive=from_rank(src))
+
+    def fold(self, rank: int, sources: Iterable[int], on_kv: bool, chunk: int) -> None:
+        """Fold what ranks relayed into a rank's own partial result, in this order."""
+        parts, heads = KV_GRADS if on_kv else self.row_parts, self.b.problem.all_heads
+        for src in sources:
+            self.b.merge(rank, parts, (chunk,), heads, from_rank(src))
+
     # Many at once ---------------------------------------------------------------------------
 
     def gather_rows(self, moves: Sequence[Move], version: int) -> None:
@@ -188,6 +201,7 @@ def plan_allocation(
     allocation: Allocation,
     *,
     delta: bool = True,
+    gpus_per_node: int | None = None,
 ) -> Plan:
     """Plan an allocation, one tile per block, in an order that a first-in-first-out stream can run.
 
@@ -203,37 +217,85 @@ def plan_allocation(
             left out whoever they are given to.
         delta: Backward, ship delta with rows that are computed elsewhere; else ship out. Where no
             row leaves its owner, nothing is shipped and kernels take out.
+        gpus_per_node: Cross to another node once per chunk, between GPUs of equal number, and go on
+            inside it; divides cp. None sends straight to every rank.
 
     Raises:
-        ValueError: Nobody computes a block that has allowed pairs.
+        ValueError: Nobody computes a block that has allowed pairs, or nodes are not whole.
     """
-    work = _Work(problem, allocation)
+    per_node = gpus_per_node or problem.cp
+    if problem.cp % per_node:
+        raise ValueError(
+            f"allocation: gpus_per_node ({per_node}) must divide cp ({problem.cp}); "
+            "None sends straight to every rank"
+        )
+    work = _Work(problem, allocation, per_node)
     b = PlanBuilder(problem, name, direction, allocation.queries, allocation.keys)
     errands = Errands(b, delta=delta and work.rows_leave)
     errands.start()
-    for src, dst, on_kv, chunk in work.moves():
+    for src, dst, (on_kv, chunk) in work.hops:
         bring = errands.bring_columns if on_kv else errands.bring_rows
         bring(src, dst, (chunk,))
-    rows, columns = work.last_uses()
+    homecoming = _Homecoming(errands, work)
     for rank, (i, j) in work.order():
         errands.attend(rank, (i,), (j,))
-        if rows[rank, i] == j:
-            errands.return_rows(rank, work.row_owner[i], (i,))
-        if columns[rank, j] == i and direction is Direction.BACKWARD:
-            errands.return_columns(rank, work.column_owner[j], (j,))
+        if work.last_of_row[rank, i] == j:
+            homecoming.finished(rank, (False, i))
+        if work.last_of_column[rank, j] == i and direction is Direction.BACKWARD:
+            homecoming.finished(rank, (True, j))
     return errands.end()
 
 
-class _Work:
-    """What an allocation asks of each rank, in order."""
+class _Homecoming:
+    """Send partial results home when they are done, through one rank per node."""
 
-    def __init__(self, problem: Problem, allocation: Allocation) -> None:
-        self.cp = problem.cp
-        self.row_owner, self.column_owner = allocation.queries.owner(), allocation.keys.owner()
+    def __init__(self, errands: Errands, work: "_Work") -> None:
+        self.errands = errands
+        self.owner = work.owner
+        self.gate = gateways(work.makers, work.owner, work.gpus_per_node)
+        self.waits: dict[tuple[int, Chunk], set[int]] = {}
+        self.parts: dict[tuple[int, Chunk], list[int]] = {}
+        for (rank, chunk), gate in self.gate.items():
+            self.waits.setdefault((gate, chunk), set()).add(rank)
+            if rank != gate:
+                self.parts.setdefault((gate, chunk), []).append(rank)
+
+    def finished(self, rank: int, chunk: Chunk) -> None:
+        """Take note that a rank's partial result of a chunk is done."""
+        gate = self.gate.get((rank, chunk), rank)
+        if gate != rank:
+            self.errands.relay(rank, gate, *chunk)
+        waits = self.waits.get((gate, chunk), set())
+        waits.discard(rank)
+        if waits:
+            return
+        self.errands.fold(gate, sorted(self.parts.get((gate, chunk), ())), *chunk)
+        on_kv, number = chunk
+        back = self.errands.return_columns if on_kv else self.errands.return_rows
+        back(gate, self.owner[chunk], (number,))
+
+
+class _Work:
+    """What an allocation asks of each rank, in order.
+
+    Attributes:
+        owner: Rank that owns each chunk.
+        makers: Ranks that compute some block of each chunk.
+        hops: How chunks get to ranks that lack them, in order.
+        last_of_row: (rank, row) -> the column of the last block of the row there.
+        last_of_column: (rank, column) -> the row of the last block of the column there.
+    """
+
+    def __init__(self, problem: Problem, allocation: Allocation, gpus_per_node: int) -> None:
+        self.gpus_per_node = gpus_per_node
+        rows, columns = allocation.queries.owner(), allocation.keys.owner()
+        self.owner: dict[Chunk, int] = {(False, i): rank for i, rank in rows.items()}
+        self.owner |= {(True, j): rank for j, rank in columns.items()}
         self.areas: list[list[int]] = problem.pattern.areas(
             allocation.queries.chunks, allocation.keys.chunks
         ).tolist()
         self.blocks: list[list[Block]] = [[] for _ in range(problem.cp)]
+        self.makers: dict[Chunk, set[int]] = {}
         for i, (row, areas) in enumerate(zip(allocation.cells, self.areas, strict=True)):
             for j, (rank, area) in enumerate(zip(row, areas, strict=True)):
                 if not area:
@@ -244,48 +306,35 @@ class _Work:
                         f"rank in 0..{problem.cp - 1}"
                     )
                 self.blocks[rank].append((i, j))
-        self._arrival = self._arrivals()
-        for rank in range(self.cp):
-            self.blocks[rank].sort(key=lambda block: self._priority(rank, block))
+                self.makers.setdefault((False, i), set()).add(rank)
+                self.makers.setdefault((True, j), set()).add(rank)
+        self.hops: list[Hop] = routes(self.makers, self.owner, problem.cp, gpus_per_node)
+        arrival: dict[tuple[int, Chunk], int] = {}
+        got = [0] * problem.cp
+        for _, dst, chunk in self.hops:
+            arrival[dst, chunk] = got[dst]
+            got[dst] += 1
+
+        for rank, mine in enumerate(self.blocks):
+            mine.sort(key=partial(self._priority, arrival, rank))
+        self.last_of_row = {(r, i): j for r, mine in enumerate(self.blocks) for i, j in mine}
+        self.last_of_column = {(r, j): i for r, mine in enumerate(self.blocks) for i, j in mine}
+
+    def _priority(
+        self, arrival: Mapping[tuple[int, Chunk], int], rank: int, block: Block
+    ) -> tuple[int, bool, int, int]:
+        row, column = (False, block[0]), (True, block[1])
+        ready = max(arrival.get((rank, row), -1), arrival.get((rank, column), -1))
+        return ready, self.owner[row] == rank, *block
 
     @property
     def rows_leave(self) -> bool:
         """Whether some row is computed away from its owner."""
         return any(
-            self.row_owner[i] != rank for rank, blocks in enumerate(self.blocks) for i, _ in blocks
+            self.makers.get(chunk, {rank}) - {rank}
+            for chunk, rank in self.owner.items()
+            if not chunk[0]
         )
-
-    def moves(self) -> list[tuple[int, int, bool, int]]:
-        """(source, destination, whether a key chunk, chunk), in rounds."""
-        return list(self._arrival)
-
-    def _arrivals(self) -> dict[tuple[int, int, bool, int], int]:
-        """Transfers in rounds -> how many their destination gets before."""
-        needed = {
-            (owner[chunk], rank, on_kv, chunk)
-            for rank, blocks in enumerate(self.blocks)
-            for block in blocks
-            for on_kv, chunk in enumerate(block)
-            for owner in (self.column_owner if on_kv else self.row_owner,)
-            if owner[chunk] != rank
-        }
-        turns: dict[tuple[int, int], int] = {}
-        rounds = []
-        for src, dst, on_kv, chunk in sorted(needed):
-            turn = turns[src, dst] = turns.get((src, dst), -1) + 1
-            rounds.append(((dst - src) % self.cp, turn, src, dst, bool(on_kv), chunk))
-        got = [0] * self.cp
-        arrivals = {}
-        for _, _, src, dst, on_kv, chunk in sorted(rounds):
-            arrivals[src, dst, on_kv, chunk] = got[dst]
-            got[dst] += 1
-        return arrivals
-
-    def _priority(self, rank: int, block: Block) -> tuple[int, bool, int, int]:
-        i, j = block
-        row = self._arrival.get((self.row_owner[i], rank, False, i), -1)
-        column = self._arrival.get((self.column_owner[j], rank, True, j), -1)
-        return max(row, column), self.row_owner[i] == rank, i, j
 
     def order(self) -> Iterator[tuple[int, Block]]:
         """All blocks in about the order in which ranks finish them, if areas were times."""
@@ -297,9 +346,3 @@ class _Work:
                 ends.append((done, rank, at))
         for _, rank, at in sorted(ends):
             yield rank, self.blocks[rank][at]
-
-    def last_uses(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """(rank, row) -> the key chunk of its last block there; (rank, column) -> likewise."""
-        rows = {(r, i): j for r, blocks in enumerate(self.blocks) for i, j in blocks}
-        columns = {(r, j): i for r, blocks in enumerate(self.blocks) for i, j in blocks}
-        return rows, columns

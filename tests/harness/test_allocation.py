@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness.allocation import plan_allocation
 from harness.plan import Collective, Delta, Plan, Tensor, Tile, Transfer, legs_of
 from harness.problem import Direction, Dtype, Problem
+from harness.routes import gateways, routes
 from harness.schedule import in_plan_order, verify_schedule
 from harness.sharding import Sharding
 from harness.sizes import leg_bytes
@@ -62,20 +63,29 @@ def cases(draw: st.DrawFn) -> tuple[Problem, Allocation]:
     return problem, Allocation(queries=queries, keys=keys, cells=given_to)
 
 
-def both(problem: Problem, allocation: Allocation, *, delta: bool = True) -> list[Plan]:
+def both(
+    problem: Problem,
+    allocation: Allocation,
+    *,
+    delta: bool = True,
+    gpus_per_node: int | None = None,
+) -> list[Plan]:
     return [
-        plan_allocation(problem, "by hand", direction, allocation, delta=delta)
+        plan_allocation(
+            problem, "by hand", direction, allocation, delta=delta, gpus_per_node=gpus_per_node
+        )
         for direction in Direction
     ]
 
 
-@given(cases(), st.booleans())
-@settings(max_examples=60)
+@given(cases(), st.booleans(), st.integers(1, 8))
+@settings(max_examples=90)
 def test_any_allocation_of_any_table_is_proved_and_right(
-    case: tuple[Problem, Allocation], delta: bool
+    case: tuple[Problem, Allocation], delta: bool, nodes: int
 ) -> None:
     problem, allocation = case
-    plans = both(problem, allocation, delta=delta)
+    per_node = problem.cp // nodes if problem.cp % nodes == 0 else None
+    plans = both(problem, allocation, delta=delta, gpus_per_node=per_node)
     owners = allocation.queries.owned, allocation.keys.owned
     for plan in plans:
         verify(plan, owners)
@@ -127,6 +137,39 @@ def test_a_chunk_goes_to_a_rank_once_and_comes_home_once(
             returning = {each for each in away if not each[0]}
         assert out == Counter(away)
         assert home == Counter(returning)
+
+
+@given(cases())
+def test_a_chunk_crosses_to_a_node_once_and_comes_back_once(
+    case: tuple[Problem, Allocation],
+) -> None:
+    problem, allocation = case
+    if problem.cp % 2:
+        return
+    per_node = problem.cp // 2
+    for plan in both(problem, allocation, gpus_per_node=per_node):
+        crossings: Counter[tuple[bool, bool, int, int]] = Counter()
+        for task in plan.tasks:
+            for leg in legs_of(task):
+                if leg.src.rank // per_node != leg.dst.rank // per_node:
+                    (chunk,) = leg.pieces[0].chunks
+                    tensor = leg.pieces[0].tensor
+                    crossings[tensor.is_part, tensor.on_kv, chunk, leg.dst.rank // per_node] += 1
+        assert set(crossings.values()) <= {1}
+
+
+def test_a_way_to_another_node_is_between_gpus_of_equal_number() -> None:
+    makers = {(True, 0): {0, 4, 6, 7}, (False, 0): {1, 9}}
+    owner = {(True, 0): 1, (False, 0): 1}
+    assert gateways(makers, owner, 4) == {(rank, (True, 0)): 5 for rank in (4, 6, 7)}
+    hops = [tuple(hop[:2]) for hop in routes(makers, owner, 12, 4) if hop.chunk == (True, 0)]
+    assert hops == [(1, 5), (1, 0), (5, 6), (5, 7), (5, 4)]
+    assert [hop[:2] for hop in routes(makers, owner, 12, 4) if not hop.chunk[0]] == [(1, 9)]
+
+
+def test_nodes_must_be_whole() -> None:
+    with pytest.raises(ValueError, match=r"gpus_per_node \(2\) must divide cp \(3\)"):
+        both(PROBLEM, ALLOCATION, gpus_per_node=2)
 
 
 # One case, by hand --------------------------------------------------------------------------
