@@ -404,7 +404,7 @@ def _legal(candidates: Iterable[tuple[Chosen, Problem]], context: Context) -> It
 
 
 def _other_degrees(chosen: Chosen, problem: Problem) -> Iterator[tuple[Chosen, Problem]]:
-    """The same cp as a mesh: U x R with the largest U first, or other inner rings."""
+    """The same cp otherwise: as a mesh, with another inner ring, or in other stages of heads."""
     degrees = [d for d in range(problem.cp, 1, -1) if problem.cp % d == 0]
     accepts = chosen.strategy.accepts
     if "ulysses" in accepts:
@@ -415,12 +415,25 @@ def _other_degrees(chosen: Chosen, problem: Problem) -> Iterator[tuple[Chosen, P
         )
     elif "inner" in accepts:
         yield from _with(chosen, problem, [replace(chosen.options, inner=w) for w in degrees])
+    elif "stage_heads" in accepts:
+        yield from _with(chosen, problem, _other_stages(chosen.options, problem, degrees))
     elif chosen.strategy is STRATEGIES["ulysses"]:
         # USP is Ulysses over fewer ranks, with a ring between the groups.
         mesh = Chosen(_USP, replace(_USP.defaults, prune=chosen.options.prune))
         yield from _with(
             mesh, problem, [replace(mesh.options, ulysses=u, ring=problem.cp // u) for u in degrees]
         )
+
+
+def _other_stages(options: Options, problem: Problem, degrees: Sequence[int]) -> Iterator[Options]:
+    """A short last stage, stages of nearly so many heads, and rings of smaller groups."""
+    asked = options.stage_heads
+    if asked is not None:
+        yield replace(options, short_last=True)
+        for u in sorted(range(1, problem.heads_q + 1), key=lambda u: (abs(u - asked), u)):
+            yield replace(options, stage_heads=u)
+    for ring in reversed(degrees):
+        yield replace(options, ring=ring, stage_heads=None)
 
 
 def _with(

@@ -1,17 +1,17 @@
 """The default grid of `check`: coverings of all pairs, and the whole product."""
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 
-from allpairspy import AllPairs
-
 from harness.config import Config
+from harness.covering import Together, covering
+from harness.errors import UnsupportedError
 from harness.plan import Scope
 from harness.problem import Dtype
-from strategies import EVERY_STRATEGY, STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, strategy, upipe
 
 CPS = (1, 2, 3, 4, 7, 8, 16)
 DTYPES = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
@@ -49,13 +49,15 @@ LAYER_VARIANTS = (
     "upipe:in_order=true",
     "upipe:ring=2",
     "upipe:ring=2,resend=true",
-    *(f"upipe:stage_heads={u}" for u in (5, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
+    *(f"upipe:stage_heads={u}" for u in (1, 2, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
+    *(f"upipe:stage_heads={u},short_last=true" for u in (12, 24)),
     "fpdt:parts=3",
 )
 ROTARIES = (None, 1e4)
 HIDDEN = 26
 """Model width of layers here: it divides nothing and is no multiple of a head's width."""
 COVERINGS = 2
+LAYER_COVERINGS = 1
 _EXTRA_KEYS = 13
 
 
@@ -73,6 +75,7 @@ class Axes:
     head_dims: tuple[int, ...] = HEAD_DIMS
     rotaries: tuple[float | None, ...] = (None,)
     scope: Scope = Scope.ATTENTION
+    coverings: int = COVERINGS
 
     @classmethod
     def of(cls, scope: Scope) -> "Axes":
@@ -88,6 +91,7 @@ class Axes:
             head_dims=LAYER_HEAD_DIMS,
             rotaries=ROTARIES,
             scope=scope,
+            coverings=LAYER_COVERINGS,
         )
 
     def values(self) -> list[Sequence[object]]:
@@ -106,21 +110,28 @@ class Axes:
         ]
 
 
-def pairwise(axes: Axes, coverings: int = COVERINGS) -> Iterator[Config]:
+def pairwise(axes: Axes, coverings: int | None = None) -> Iterator[Config]:
     """Yield configurations such that every two values of different axes meet in each covering.
 
     Each covering starts from another fixed shuffle of the values, so together they cover most
-    triples too. A configuration appears once.
+    triples too. A configuration appears once. Stages of heads, if there are any, also run for
+    every degree and heads that they divide.
     """
     seen: set[Config] = set()
-    for seed in range(coverings):
-        shuffle = random.Random(seed)  # nothing secret: a fixed order
-        values = [shuffle.sample(list(axis), len(axis)) for axis in axes.values()]
-        for row in AllPairs(values, filter_func=_affordable):
+    for seed in range(coverings or axes.coverings):
+        for row in covering(axes.values(), _affordable, seed=seed, also=_stages(axes)):
             config = _config(row)
             if config not in seen:
                 seen.add(config)
                 yield config
+
+
+def _stages(axes: Axes) -> Iterator[Together]:
+    """The stages of heads of every degree."""
+    strategies, _, cps, _, heads, *_ = axes.values()
+    for text, cp, both in product(strategies, cps, heads):
+        if _is_staged(str(text)):
+            yield (0, text), (2, cp), (4, both)
 
 
 def whole(axes: Axes) -> Iterator[Config]:
@@ -142,25 +153,32 @@ def _affordable(row: Sequence[object]) -> bool:
 
     Stages of heads that do not divide are left out: a covering is to run, not to be refused.
     """
-    if len(row) >= 5 and not _divides(str(row[0]), row[2], row[4]):
-        return False
+    if len(row) >= 5:
+        text, _, cp, _, heads = row[:5]
+        assert isinstance(text, str) and isinstance(cp, int) and isinstance(heads, tuple)
+        if not _divides(text, cp, heads):
+            return False
     if len(row) < len(Axes().values()):
         return True
     batch, seqlen, head_dim = row[5:8]
     return not (seqlen == max(LENGTHS) and head_dim == max(HEAD_DIMS) and batch != 1)
 
 
-def _divides(text: str, cp: object, heads: object) -> bool:
+def _is_staged(text: str) -> bool:
+    """Whether a strategy works in stages of heads."""
+    return "stage_heads" in strategy(text).strategy.accepts
+
+
+@lru_cache(maxsize=4096)
+def _divides(text: str, cp: int, heads: tuple[int, int]) -> bool:
     """Whether the stages of a strategy, if it has any, divide ranks and heads."""
-    options = strategy(text).options
-    assert isinstance(cp, int) and isinstance(heads, tuple)
-    if "stage_heads" not in strategy(text).strategy.accepts:
+    if not _is_staged(text):
         return True
-    ranks, odd = divmod(cp, options.ring or 1)
-    if odd:
+    try:
+        upipe.stage_shape(heads[0], cp, strategy(text).options)
+    except UnsupportedError:
         return False
-    u = options.stage_heads or ranks
-    return u % ranks == 0 and heads[0] % u == 0
+    return True
 
 
 def _config(row: Sequence[object]) -> Config:

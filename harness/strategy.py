@@ -25,6 +25,7 @@ class Options:
         rows: Rows of ranks of the grid; None takes what moves the fewest bytes.
         fused: The grid by collectives, with one tile per rank.
         stage_heads: Query heads of a stage of UPipe, over all ranks; None is the fewest it can.
+        short_last: UPipe's last stage takes what is left where U does not divide the heads.
         in_order: UPipe's stages take heads in their natural order, so that keys are sent again.
         save_gathered: UPipe saves gathered q, k and v, rather than project again in backward.
         resend: UPipe with a ring sends visiting keys again in each stage, rather than keep them.
@@ -40,6 +41,7 @@ class Options:
     rows: int | None = None
     fused: bool = False
     stage_heads: int | None = None
+    short_last: bool = False
     in_order: bool = False
     save_gathered: bool = False
     resend: bool = False
@@ -193,6 +195,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "ring_inside": _flag,
     "rows": _degree,
     "save_gathered": _flag,
+    "short_last": _flag,
     "stage_heads": _degree,
     "ulysses": _degree,
 }

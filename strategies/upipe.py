@@ -8,6 +8,7 @@ heads out of their natural order; 16 query heads, 4 KV heads, U = cp = 4:
     q       0 4 8 12    1 5 9 13    2 6 10 14    3 7 11 15      rank i attends the i-th
     k, v    0 1 2 3     .           .            .              and keeps KV head i
 
+Where U does not divide the query heads, `short_last` lets the last stage take what is left.
 Backward saves x, out and lse, and projects and trades q, k and v again; `save_gathered` keeps them.
 With a ring of R groups (`ring=R`) each group trades among its own ranks and keys visit the others;
 visitors stay for the stages that use them, or with `resend` come again in each stage.
@@ -34,10 +35,12 @@ def head_stages(
         heads_kv divides U       KV head i // k, its query s k + i mod k, where k = U / heads_kv
         neither                  each rank takes its own heads_q / ranks heads in order
 
+    Where U does not divide heads_q the last row holds, and the last stage has fewer heads.
+
     Args:
         problem: Its heads.
-        ranks: Ranks that share the heads; divides U.
-        stage_heads: U; divides heads_q.
+        ranks: Ranks that share the heads; divides U and heads_q.
+        stage_heads: U.
         in_order: Stage s takes the query heads s U .. s U + U - 1 instead.
 
     Returns:
@@ -53,18 +56,18 @@ def head_stages(
             return stage * u + slot
         if problem.heads_kv % u == 0:
             return (stage // group * u + slot) * group + stage % group
-        if u % problem.heads_kv == 0:
+        if u % problem.heads_kv == 0 and heads % u == 0:
             kv, query = divmod(slot, u // problem.heads_kv)
             return kv * group + stage * (u // problem.heads_kv) + query
-        rank, own = divmod(slot, each)
+        rank, own = divmod(slot, min(each, share - stage * each))
         return rank * share + stage * each + own
 
+    def taken(stage: int, rank: int) -> int:
+        count = min(each, share - stage * each)
+        return sum(1 << head(stage, slot) for slot in range(rank * count, (rank + 1) * count))
+
     return tuple(
-        tuple(
-            sum(1 << head(stage, slot) for slot in range(rank * each, rank * each + each))
-            for rank in range(ranks)
-        )
-        for stage in range(heads // u)
+        tuple(taken(stage, rank) for rank in range(ranks)) for stage in range(-(-heads // u))
     )
 
 
@@ -78,8 +81,7 @@ def plan(
     """
     del context
     only_layers(problem, name)
-    ring, ranks = _degrees(problem, options)
-    u = options.stage_heads or ranks
+    ring, ranks, u = stage_shape(problem.heads_q, problem.cp, options)
 
     def shard(seqlen: int, cp: int) -> Sharding:
         return contiguous(seqlen, cp) if ring == 1 else subdivided(zigzag(seqlen, ring), ranks)
@@ -93,8 +95,13 @@ def plan(
     ).plan()
 
 
-def _degrees(problem: Problem, options: Options) -> tuple[int, int]:
-    cp, heads, ring = problem.cp, problem.heads_q, options.ring or 1
+def stage_shape(heads: int, cp: int, options: Options) -> tuple[int, int, int]:
+    """Return (groups of the ring, ranks of a group, U) for so many query heads.
+
+    Raises:
+        UnsupportedError: They do not divide; names those that do.
+    """
+    ring = options.ring or 1
     rings = [r for r in range(1, cp + 1) if cp % r == 0 and heads % (cp // r) == 0]
     if ring not in rings:
         raise UnsupportedError(
@@ -102,15 +109,20 @@ def _degrees(problem: Problem, options: Options) -> tuple[int, int]:
             f"({heads})",
             tuple(f"ring={r}" if r > 1 else "ring=1 (the default)" for r in rings),
         )
-    ranks, u = cp // ring, options.stage_heads
-    if u is not None and (u % ranks or heads % u):
-        legal = [n for n in range(ranks, heads + 1, ranks) if heads % n == 0]
+    ranks = cp // ring
+    u = options.stage_heads or ranks
+    divides = u <= heads if options.short_last else heads % u == 0
+    if u % ranks or not divides:
+        legal = [f"stage_heads={n}" for n in range(ranks, heads + 1, ranks) if heads % n == 0]
+        if u % ranks == 0 and u < heads:
+            legal.append(f"stage_heads={u},short_last=true")
+        rule = "not exceed" if options.short_last else "divide"
         raise UnsupportedError(
             f"upipe: stage_heads ({u}) must be a multiple of the {ranks} ranks that share a stage "
-            f"and divide heads_q ({heads})",
-            tuple(f"stage_heads={n}" for n in legal),
+            f"and {rule} heads_q ({heads})",
+            tuple(legal),
         )
-    return ring, ranks
+    return ring, ranks, u
 
 
 STRATEGY = Strategy(
@@ -118,5 +130,7 @@ STRATEGY = Strategy(
     summary="a layer in stages of few heads, each a small Ulysses",
     paper="Untied Ulysses, arXiv:2602.21196, section 3.3",
     plan=plan,
-    accepts=frozenset({"prune", "stage_heads", "ring", "in_order", "save_gathered", "resend"}),
+    accepts=frozenset(
+        {"prune", "stage_heads", "short_last", "ring", "in_order", "save_gathered", "resend"}
+    ),
 )

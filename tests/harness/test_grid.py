@@ -1,14 +1,18 @@
 """The grids of a check: every pair of values meets, and the whole product is streamed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from itertools import pairwise as neighbours
 
 import pytest
 
-from harness.grid import PATTERNS, Axes, pairwise, size, spelled, whole
+from harness.covering import covering
+from harness.grid import LAYER_CPS, LAYER_HEADS, PATTERNS, Axes, pairwise, size, spelled, whole
+from harness.plan import Scope
 from harness.problem import Dtype
 from patterns import make_pattern
+from strategies import strategy as named
 
 SMALL = Axes(
     strategies=("ring", "ulysses"), patterns=("causal", "full_cross"), cps=(2, 7), lengths=(5, 64)
@@ -33,6 +37,75 @@ def test_every_two_values_of_different_axes_meet_in_each_covering() -> None:
             wanted = {(a, b) for a in first for b in second}
             assert wanted - met == set(), (i, j)
         assert len(set(cells)) == len(cells)
+
+
+def test_every_legal_stage_of_heads_is_in_the_default_grid_of_layers() -> None:
+    """Legal by counting: the ranks divide U, and U the heads."""
+    cells = list(pairwise(Axes.of(Scope.LAYER)))
+    assert len(cells) == len(set(cells))
+    met = {
+        (c.cp, c.heads_q, c.heads_kv, named(c.strategy).options.stage_heads or c.cp)
+        for c in cells
+        if c.strategy.split(":")[0] == "upipe" and "ring" not in c.strategy
+    }
+    wanted = {
+        (cp, *heads, u)
+        for cp in LAYER_CPS
+        for heads in LAYER_HEADS
+        for u in range(cp, heads[0] + 1, cp)
+        if heads[0] % u == 0
+    }
+    assert len(wanted) == 124
+    assert wanted - met == set()
+
+
+def test_a_covering_of_layers_has_every_pair_that_is_legal() -> None:
+    """Of a strategy in stages with a degree or heads, those that are legal; of the rest, all."""
+    axes = Axes.of(Scope.LAYER)
+    rows = [
+        (
+            *(c.strategy, c.pattern.split(":")[0], c.cp, c.dtype, (c.heads_q, c.heads_kv)),
+            *(c.batch, c.seqlen_q, c.head_dim, c.rotary),
+        )
+        for c in pairwise(axes)
+    ]
+    legal = {
+        (text, cp, heads)
+        for text, cp, heads in product(axes.strategies, axes.cps, axes.heads)
+        if not text.startswith("upipe") or fits(text, cp, heads)
+    }
+    for (i, first), (j, second) in combinations(enumerate(axes.values()[:9]), 2):
+        met = {(row[i], row[j]) for row in rows}
+        wanted = set(product(first, second))
+        if (i, j) in ((0, 2), (0, 4)):
+            wanted = {(row[0], row[j // 2]) for row in legal}
+        assert met == wanted, (i, j)
+    staged = {row for row in legal if row[0].startswith("upipe")}
+    assert staged == {(row[0], row[2], row[4]) for row in rows if row[0].startswith("upipe")}
+
+
+def fits(text: str, cp: int, heads: tuple[int, int]) -> bool:
+    """By counting: groups of a ring share each stage, and stages share the heads."""
+    options = named(text).options
+    ranks, odd = divmod(cp, options.ring or 1)
+    u = options.stage_heads or ranks
+    if odd or u % ranks or heads[0] % ranks:
+        return False
+    return u <= heads[0] if options.short_last else heads[0] % u == 0
+
+
+def test_what_cannot_meet_does_not_and_the_rest_does() -> None:
+    """The library alone leaves some out: it ends at the first row that brings nothing new."""
+    axes = [range(5), "abcd", (False, True, None)]
+
+    def rule(row: Sequence[object]) -> bool:
+        return len(row) < 2 or (row[0], row[1]) not in {(0, "a"), (3, "c"), (3, "d")}
+
+    rows = list(covering(axes, rule, seed=0, also=[((0, 1), (1, "b"), (2, None))]))
+    assert (1, "b", None) in rows
+    for i, j in combinations(range(3), 2):
+        met = {(row[i], row[j]) for row in rows}
+        assert met == {pair for pair in product(axes[i], axes[j]) if j == 2 or rule(pair)}
 
 
 def test_the_default_grid_is_large_enough_and_the_same_every_time() -> None:

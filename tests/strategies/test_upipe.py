@@ -101,6 +101,24 @@ def test_the_schedule_of_every_legal_stage_attends_every_head_once() -> None:
     assert tried > 5000
 
 
+def test_a_short_last_stage_attends_what_is_left() -> None:
+    """Up to 64 heads, every U that ranks divide."""
+    tried = 0
+    for heads_q in range(1, MOST_HEADS + 1):
+        divisors = [n for n in range(1, heads_q + 1) if heads_q % n == 0]
+        for heads_kv, ranks in product(divisors, divisors):
+            problem = replace(layer(), heads_q=heads_q, heads_kv=heads_kv)
+            for u in (n for n in range(ranks, heads_q, ranks) if heads_q % n):
+                for in_order in (False, True):
+                    stages = upipe.head_stages(problem, ranks, u, in_order=in_order)
+                    sizes = [{heads.bit_count() for heads in stage} for stage in stages]
+                    full, left = divmod(heads_q, u)
+                    assert [*[{u // ranks}] * full, {left // ranks}] == sizes
+                    assert problem.all_heads == sum(heads for stage in stages for heads in stage)
+                    tried += 1
+    assert tried > 5000
+
+
 def test_no_rank_needs_more_kv_heads_than_it_must_and_none_twice() -> None:
     """As few copies as contiguous runs of heads need; each used in stages that follow each other.
 
@@ -129,6 +147,8 @@ def test_no_rank_needs_more_kv_heads_than_it_must_and_none_twice() -> None:
         ((8, 4), 2, 2, [[0, 2], [1, 3], [4, 6], [5, 7]]),
         # More heads in a stage than KV heads: all of these, two queries of each.
         ((12, 3), 2, 6, [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]),
+        # A short last stage: ranks go through their own heads in order.
+        ((12, 3), 2, 8, [[0, 1, 2, 3, 6, 7, 8, 9], [4, 5, 10, 11]]),
     ],
 )
 def test_stages_take_heads_in_the_published_order(
@@ -174,6 +194,10 @@ def verdicts(text: str, problem: Problem) -> str:
         ("upipe:save_gathered=true", (8, 2), 4, "causal"),
         ("upipe:save_gathered=true,prune=false", (8, 2), 4, "window:left=3,right=0"),
         ("upipe:in_order=true", (8, 2), 4, "causal"),
+        ("upipe:stage_heads=8,short_last=true", (12, 3), 2, "causal"),
+        ("upipe:stage_heads=4,short_last=true,in_order=true", (6, 3), 2, "causal"),
+        ("upipe:stage_heads=4,short_last=true,save_gathered=true", (6, 2), 2, "full"),
+        ("upipe:ring=2,stage_heads=4,short_last=true", (6, 1), 4, "window:left=9,right=2"),
         ("upipe:ring=2", (8, 2), 4, "causal"),
         ("upipe:ring=3", (8, 4), 6, "full"),
         ("upipe:ring=2,resend=true,stage_heads=4", (12, 3), 4, "causal"),
@@ -282,6 +306,8 @@ def sent(plan: Plan) -> set[float]:
         (LLAMA, "upipe:stage_heads=8,save_gathered=true", (10, 10)),
         (LLAMA, "upipe:stage_heads=32,save_gathered=true", (4, 4)),
         (replace(LLAMA, cp=4), "upipe:stage_heads=4", (20, 40)),
+        # Stages of 24 and 8; all keys come in the first, and are needed to the last.
+        (LLAMA, "upipe:stage_heads=24,short_last=true", (6, 12)),
     ],
 )
 def test_the_collectives_of_a_layer_are_as_many_as_published(
@@ -298,6 +324,7 @@ def test_the_collectives_of_a_layer_are_as_many_as_published(
         (LLAMA, "ulysses", (2.1875, 2.1875)),
         (LLAMA, "upipe", (2.1875, 4.375)),
         (LLAMA, "upipe:stage_heads=16", (2.1875, 4.375)),
+        (LLAMA, "upipe:stage_heads=24,short_last=true", (2.1875, 4.375)),
         (LLAMA, "upipe:save_gathered=true", (2.1875, 2.1875)),
         (LLAMA, "ring-classic", (3.5, 11.5)),
         # In natural order keys are sent for each query head; partial dk and dv of the shared keys
@@ -381,6 +408,14 @@ def test_upipe_is_refused_at_attention_scope_with_the_reason() -> None:
     ("text", "heads", "cp", "nearest"),
     [
         ("upipe:stage_heads=6", (8, 2), 4, ("stage_heads=4", "stage_heads=8")),
+        (
+            *("upipe:stage_heads=4", (6, 2), 2),
+            ("stage_heads=2", "stage_heads=6", "stage_heads=4,short_last=true"),
+        ),
+        (
+            *("upipe:stage_heads=12,short_last=true", (8, 2), 4),
+            ("stage_heads=4", "stage_heads=8"),
+        ),
         ("upipe:stage_heads=2", (8, 2), 4, ("stage_heads=4", "stage_heads=8")),
         ("upipe", (6, 3), 4, ("ring=2", "ring=4")),
         ("upipe:ring=3", (8, 2), 4, ("ring=1 (the default)", "ring=2", "ring=4")),
