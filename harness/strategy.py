@@ -1,10 +1,11 @@
 """What a strategy is: a name, a paper, and one function from a problem to a plan."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from harness.layer import as_layer, check_layer
+from harness.options import OPTIONS, read_option
 from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
@@ -15,9 +16,11 @@ from harness.sharding import Placement
 class Options:
     """Everything that a user may choose inside a strategy; each reads what it accepts.
 
+    How each is typed is in `options.OPTIONS`.
+
     Attributes:
         prune: Leave out transfers that the pattern makes useless.
-        placement: How tokens are dealt to ranks; None lets the strategy choose.
+        placement: How tokens are dealt to ranks.
         ulysses: Degree of the head axis of USP; None lets it choose.
         ring: Degree of its ring axis; None is cp / ulysses.
         ring_inside: USP with the ring, not the head axis, on neighbouring ranks.
@@ -33,7 +36,7 @@ class Options:
     """
 
     prune: bool = True
-    placement: Placement | None = None
+    placement: Placement = Placement.CONTIGUOUS
     ulysses: int | None = None
     ring: int | None = None
     ring_inside: bool = False
@@ -62,6 +65,7 @@ class Context:
 
 
 Planner = Callable[[Problem, Direction, Options, Context, str], Plan]
+Resolver = Callable[[Problem, Direction, Options, Context], Options]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,8 @@ class Strategy:
             UnsupportedError with the reason and what is near and legal.
         accepts: Names of the options that it reads.
         defaults: Options that differ from the class's own defaults.
-        balanced: Whether its token placement is meant to balance a causal pattern.
+        resolve: (problem, direction, options, context) -> options with what the strategy chooses
+            filled in; raises as `plan` does. None: it leaves nothing open.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Strategy:
     plan: Planner
     accepts: frozenset[str] = frozenset()
     defaults: Options = Options()
+    resolve: Resolver | None = None
 
 
 ALIASES: Mapping[str, str] = {
@@ -119,9 +125,22 @@ class Chosen:
         for item in fields(Options):
             value = getattr(own, item.name)
             if value != getattr(self.strategy.defaults, item.name):
-                shown = str(value).lower() if isinstance(value, bool) else str(value)
-                parts.append(f"{item.name}={shown}")
+                parts.append(f"{item.name}={_shown(value)}")
         return self.strategy.name + (":" + ",".join(parts) if parts else "")
+
+    def resolved(
+        self, problem: Problem, direction: Direction, context: Context | None = None
+    ) -> "Chosen":
+        """Fill in the options that are left to the strategy, as its plan does.
+
+        Raises:
+            UnsupportedError: The strategy cannot do this problem.
+        """
+        resolve = self.strategy.resolve
+        if resolve is None:
+            return self
+        filled = resolve(problem, direction, self.options, context or Context())
+        return Chosen(self.strategy, filled)
 
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`.
@@ -157,46 +176,37 @@ def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
 
 def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     key, _, value = part.partition("=")
-    if not value and "ring" in strategy.accepts and "x" in part:
-        ulysses, _, ring = part.partition("x")
-        both = _with_option(options, strategy, f"ulysses={ulysses}")
-        return _with_option(both, strategy, f"ring={ring}")
+    both = "ulysses" in strategy.accepts
+    if not value and both and (mesh := re.fullmatch(r"(\d*)x(\d*)", part)):
+        options = _with_option(options, strategy, f"ulysses={mesh[1]}")
+        return _with_option(options, strategy, f"ring={mesh[2]}")
     key = key.replace("-", "_")
     if key not in strategy.accepts:
-        known = ", ".join(sorted(strategy.accepts)) or "no options"
-        raise ValueError(f"{strategy.name}: option ({key}) is unknown; it takes {known}")
+        known = ", ".join(f"{name}=" for name in sorted(strategy.accepts)) or "no options"
+        mesh_hint = f"{part}x2 (Ulysses x ring) or ulysses={part}, or " if part.isdigit() else ""
+        raise ValueError(
+            f"{strategy.name}: option ({key}) is unknown; "
+            f"it takes {mesh_hint if both else ''}{known}; `list` has their values"
+        )
     try:
-        return replace(options, **{key: _READERS[key](value)})
+        return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError(f"{strategy.name}: {key} ({value}): {error}") from None
 
 
-def _flag(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return value == "true"
+def accepted(strategy: Strategy) -> Mapping[str, str]:
+    """Options that a strategy accepts, with the value each has if not given, as text.
+
+    Returns:
+        By name; the text is empty where the strategy chooses by the problem.
+    """
+    values = {name: getattr(strategy.defaults, name) for name in OPTIONS}
+    return {
+        name: "" if value is None else _shown(value)
+        for name, value in values.items()
+        if name in strategy.accepts
+    }
 
 
-def _degree(value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
-        raise ValueError("must be a whole number of at least 1")
-    return int(value)
-
-
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "fused": _flag,
-    "in_order": _flag,
-    "inner": _degree,
-    "parts": _degree,
-    "placement": Placement,
-    "prune": _flag,
-    "resend": _flag,
-    "ring": _degree,
-    "ring_inside": _flag,
-    "rows": _degree,
-    "save_gathered": _flag,
-    "short_last": _flag,
-    "stage_heads": _degree,
-    "ulysses": _degree,
-}
-"""How the value of each option is read."""
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

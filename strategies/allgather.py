@@ -8,7 +8,7 @@ partial dk and dv with a reduce-scatter, which owners add in rank order.
 from harness.build import KV, KV_GRADS, PlanBuilder, shard_both
 from harness.plan import Plan
 from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS, Placement
+from harness.sharding import PLACEMENTS
 from harness.strategy import Context, Options, Strategy
 from harness.verbs import all_gather, finish_tokens, hold_tokens, reduce_scatter
 
@@ -18,7 +18,7 @@ def plan(
 ) -> Plan:
     """Plan one gather and one tile per rank; legal for every problem."""
     del context
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement or Placement.CONTIGUOUS])
+    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ranks = range(problem.cp)
     for rank in ranks:

@@ -12,6 +12,7 @@ node use their network cards at once.
             rank 3        k3      k2      k1     k0
 """
 
+from dataclasses import replace
 from math import gcd
 
 from harness.build import PlanBuilder, shard_both
@@ -31,13 +32,8 @@ def plan(
     Raises:
         UnsupportedError: The inner length does not divide cp.
     """
-    cp = problem.cp
-    node = min(context.gpus_per_node, cp)
-    inner = options.inner or gcd(node, cp)  # so that no inner ring leaves its node
-    if cp % inner:
-        legal = tuple(f"inner={w}" for w in range(1, cp + 1) if cp % w == 0)
-        raise UnsupportedError(f"double_ring: inner ({inner}) must divide cp ({cp})", legal)
-    nodes = cp // inner
+    inner = _inner(problem, options, context)
+    nodes = problem.cp // inner
 
     def source(rank: int, step: int) -> int:
         node, local = divmod(rank, inner)
@@ -50,10 +46,26 @@ def plan(
             return node * inner + (local - 1) % inner, step - 1
         return (node - 1) % nodes * inner + local, step - inner
 
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement or Placement.ZIGZAG])
+    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, parent)
     return b.build()
+
+
+def _inner(problem: Problem, options: Options, context: Context) -> int:
+    cp = problem.cp
+    node = min(context.gpus_per_node, cp)
+    inner = options.inner or gcd(node, cp)  # so that no inner ring leaves its node
+    if cp % inner:
+        legal = tuple(f"double_ring:inner={w}" for w in range(1, cp + 1) if cp % w == 0)
+        raise UnsupportedError(f"double_ring: inner ({inner}) must divide cp ({cp})", legal)
+    return inner
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in the length of the inner ring."""
+    del direction
+    return replace(options, inner=_inner(problem, options, context))
 
 
 STRATEGY = Strategy(
@@ -62,4 +74,6 @@ STRATEGY = Strategy(
     paper="Gu et al., LoongTrain, arXiv:2406.18485, section 4.3",
     plan=plan,
     accepts=frozenset({"prune", "inner", "placement"}),
+    defaults=Options(placement=Placement.ZIGZAG),
+    resolve=resolve,
 )

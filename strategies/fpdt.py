@@ -11,6 +11,8 @@ go to the host. Backward walks keys outside and queries inside:
 dk and dv of a part are done after its walk; dq rests on the host between two walks.
 """
 
+from dataclasses import replace
+
 from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
 from harness.layer_verbs import only_layers
@@ -40,7 +42,7 @@ def plan(
             "has no work",
             (f"fpdt at cp <= {problem.heads_q}",),
         )
-    parts = options.parts or max(2, -(-problem.seqlen_q // PART_TOKENS))
+    parts = _parts(problem, options)
 
     def shard(seqlen: int, cp: int) -> Sharding:
         owned = tuple(tuple(range(rank, parts * cp, cp)) for rank in range(cp))
@@ -51,10 +53,21 @@ def plan(
     return PartedLayer(b, parts).plan()
 
 
+def _parts(problem: Problem, options: Options) -> int:
+    return options.parts or max(2, -(-problem.seqlen_q // PART_TOKENS))
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in the number of parts."""
+    del direction, context
+    return replace(options, parts=_parts(problem, options))
+
+
 STRATEGY = Strategy(
     name="fpdt",
     summary="a layer in parts of the sequence, the rest on the host",
     paper="Yao et al., FPDT, arXiv:2408.16978, section 4",
     plan=plan,
     accepts=frozenset({"parts"}),
+    resolve=resolve,
 )

@@ -16,6 +16,8 @@ and attended in one tile, without overlap; forward, partial (out, lse) are excha
 order, because no reduce-scatter can add them.
 """
 
+from dataclasses import replace
+
 from harness.allocation import Errands, Move
 from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
@@ -36,15 +38,26 @@ def plan(
         UnsupportedError: Y does not divide cp; the legal Y are listed.
     """
     del context
-    cp = problem.cp
-    rows = options.rows or least_volume(problem, direction)
-    if cp % rows:
-        legal = tuple(f"rows={y}" for y in range(1, cp + 1) if cp % y == 0)
-        raise UnsupportedError(f"grid: rows ({rows}) must divide cp ({cp})", legal)
+    rows = _rows(problem, direction, options)
     queries, keys = shard_both(problem, contiguous)
     b = PlanBuilder(problem, name, direction, queries, keys)
     mesh = _Mesh(b, rows)
     return mesh.fused() if options.fused else mesh.unfused()
+
+
+def _rows(problem: Problem, direction: Direction, options: Options) -> int:
+    cp = problem.cp
+    rows = options.rows or least_volume(problem, direction)
+    if cp % rows:
+        legal = tuple(f"grid:rows={y}" for y in range(1, cp + 1) if cp % y == 0)
+        raise UnsupportedError(f"grid: rows ({rows}) must divide cp ({cp})", legal)
+    return rows
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in the number of rows, which may differ between the directions."""
+    del context
+    return replace(options, rows=_rows(problem, direction, options))
 
 
 def least_volume(problem: Problem, direction: Direction) -> int:
@@ -181,4 +194,5 @@ STRATEGY = Strategy(
     paper=PAPER,
     plan=plan,
     accepts=frozenset({"rows", "fused"}),
+    resolve=resolve,
 )

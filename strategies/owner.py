@@ -16,7 +16,7 @@ from harness.allocation import plan_allocation
 from harness.build import shard_both
 from harness.plan import Plan
 from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS, Placement
+from harness.sharding import PLACEMENTS
 from harness.strategy import Context, Options, Strategy
 from harness.tiling import Allocation
 
@@ -26,7 +26,7 @@ def plan(
 ) -> Plan:
     """Plan direct transfers of the needed keys; legal for every problem."""
     del context
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement or Placement.CONTIGUOUS])
+    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
     owner = queries.owner()
     rows = [owner[i] for i in range(len(queries.chunks))]
     cells = tuple((rank,) * len(keys.chunks) for rank in rows)

@@ -14,6 +14,8 @@ With a ring of R groups (`ring=R`) each group trades among its own ranks and key
 visitors stay for the stages that use them, or with `resend` come again in each stage.
 """
 
+from dataclasses import replace
+
 from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
 from harness.layer_verbs import only_layers
@@ -107,15 +109,18 @@ def stage_shape(heads: int, cp: int, options: Options) -> tuple[int, int, int]:
         raise UnsupportedError(
             f"upipe: ring ({ring}) must divide cp ({cp}) into groups whose size divides heads_q "
             f"({heads})",
-            tuple(f"ring={r}" if r > 1 else "ring=1 (the default)" for r in rings),
+            tuple(f"upipe:ring={r}" for r in rings),
         )
     ranks = cp // ring
     u = options.stage_heads or ranks
     divides = u <= heads if options.short_last else heads % u == 0
     if u % ranks or not divides:
-        legal = [f"stage_heads={n}" for n in range(ranks, heads + 1, ranks) if heads % n == 0]
+        groups = f"upipe:ring={ring}," if ring > 1 else "upipe:"
+        legal = [
+            f"{groups}stage_heads={n}" for n in range(ranks, heads + 1, ranks) if heads % n == 0
+        ]
         if u % ranks == 0 and u < heads:
-            legal.append(f"stage_heads={u},short_last=true")
+            legal.append(f"{groups}stage_heads={u},short_last=true")
         rule = "not exceed" if options.short_last else "divide"
         raise UnsupportedError(
             f"upipe: stage_heads ({u}) must be a multiple of the {ranks} ranks that share a stage "
@@ -123,6 +128,13 @@ def stage_shape(heads: int, cp: int, options: Options) -> tuple[int, int, int]:
             tuple(legal),
         )
     return ring, ranks, u
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in the ring and the heads of a stage."""
+    del direction, context
+    ring, _, u = stage_shape(problem.heads_q, problem.cp, options)
+    return replace(options, ring=ring, stage_heads=u)
 
 
 STRATEGY = Strategy(
@@ -133,4 +145,6 @@ STRATEGY = Strategy(
     accepts=frozenset(
         {"prune", "stage_heads", "short_last", "ring", "in_order", "save_gathered", "resend"}
     ),
+    defaults=Options(ring=1),
+    resolve=resolve,
 )

@@ -10,6 +10,8 @@ a gathered sequence is in ascending order and a causal pattern loads all ranks a
                       all-to-all          all-to-all
 """
 
+from dataclasses import replace
+
 from harness.build import PlanBuilder, balanced_heads, shard_both
 from harness.errors import UnsupportedError
 from harness.plan import Plan
@@ -26,17 +28,13 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
         UnsupportedError: U x R is not cp or U exceeds heads_q; the legal U x R are listed.
     """
     cp, most = problem.cp, problem.heads_q
-    legal = tuple(f"{u}x{cp // u}" for u in range(1, cp + 1) if cp % u == 0 and u <= most)
+    legal = tuple(f"usp:{u}x{cp // u}" for u in range(1, cp + 1) if cp % u == 0 and u <= most)
     u = options.ulysses
     if u is None and options.ring is not None and cp % options.ring == 0:
         u = cp // options.ring
     if u is None:
-        fitting = [
-            int(text.partition("x")[0])
-            for text in legal
-            if int(text.partition("x")[0]) <= min(context.gpus_per_node, problem.heads_kv)
-        ]
-        u = max(fitting)
+        fast = min(context.gpus_per_node, problem.heads_kv, most)
+        u = max(u for u in range(1, fast + 1) if cp % u == 0)
     r = options.ring or cp // u
     if u * r != cp or u > most:
         raise UnsupportedError(
@@ -44,6 +42,13 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
             legal,
         )
     return u, r
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in U and R; see `degrees`."""
+    del direction
+    u, r = degrees(problem, options, context)
+    return replace(options, ulysses=u, ring=r)
 
 
 def plan(
@@ -63,7 +68,7 @@ def plan(
         return divmod(rank, r) if options.ring_inside else divmod(rank, u)[::-1]
 
     def shard(seqlen: int, cp: int) -> Sharding:
-        placed = PLACEMENTS[options.placement or Placement.ZIGZAG](seqlen, r)
+        placed = PLACEMENTS[options.placement](seqlen, r)
         fine = subdivided(placed, u)
         owned = [fine.owned[axes(rank)[1] * u + axes(rank)[0]] for rank in range(cp)]
         return Sharding(fine.chunks, tuple(owned))
@@ -93,4 +98,6 @@ STRATEGY = Strategy(
     paper="Fang and Zhao, USP, arXiv:2405.07719, section 3",
     plan=plan,
     accepts=frozenset({"prune", "ulysses", "ring", "ring_inside", "placement"}),
+    defaults=Options(placement=Placement.ZIGZAG),
+    resolve=resolve,
 )

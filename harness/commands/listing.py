@@ -3,21 +3,36 @@
 import argparse
 import json
 import sys
+from textwrap import wrap
 from typing import TypedDict
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from harness.commands.arguments import example
+from harness.commands.progress import Output
+from harness.options import OPTIONS
 from harness.plan import Scope
 from harness.problem import Dtype
-from harness.strategy import ALIASES
+from harness.strategy import ALIASES, accepted
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES
 
 _PICTURED_TOKENS = 512
 _PICTURE_COLUMNS = 16
-_WIDE = 130  # columns of a table that goes to a file or pipe
+_INDENT = 17
+_SPELLING = (
+    "Options follow a colon: NAME:option=value,option=value. usp:4x2 is short for "
+    "usp:ulysses=4,ring=2 (U x R, with U x R = cp)."
+)
+
+
+class _OptionEntry(TypedDict):
+    name: str
+    values: str
+    default: str
+    summary: str
 
 
 class _StrategyEntry(TypedDict):
@@ -25,7 +40,7 @@ class _StrategyEntry(TypedDict):
     aliases: list[str]
     summary: str
     paper: str
-    options: list[str]
+    options: list[_OptionEntry]
     scopes: list[str]
 
 
@@ -67,14 +82,10 @@ def run(args: argparse.Namespace) -> int:
         body = {what: entries[what]() for what in wanted}
         sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
         return 0
-    tables = {
-        "strategies": _strategy_table,
-        "patterns": _pattern_table,
-        "dtypes": _dtype_table,
-    }
-    console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDE)
+    shows = {"strategies": _show_strategies, "patterns": _show_patterns, "dtypes": _show_dtypes}
+    console = Output(markup=False, highlight=False)
     for what in wanted:
-        console.print(tables[what]())
+        shows[what](console)
     return 0
 
 
@@ -85,7 +96,15 @@ def _strategies() -> list[_StrategyEntry]:
             aliases=[alias for alias, target in ALIASES.items() if target == name],
             summary=strategy.summary,
             paper=strategy.paper,
-            options=sorted(strategy.accepts),
+            options=[
+                _OptionEntry(
+                    name=option,
+                    values=OPTIONS[option].values,
+                    default=value or OPTIONS[option].unset,
+                    summary=OPTIONS[option].summary,
+                )
+                for option, value in accepted(strategy).items()
+            ],
             scopes=[scope for scope in Scope if scope is Scope.LAYER or name in STRATEGIES],
         )
         for name, strategy in EVERY_STRATEGY.items()
@@ -118,41 +137,58 @@ def _dtypes() -> list[_DtypeEntry]:
     ]
 
 
-def _strategy_table() -> Table:
-    columns = ("strategy", "also called", "what it does", "scope", "options", "paper")
-    table = Table(*columns, title="strategies")
+def _show_strategies(console: Output) -> None:
+    console.print(Text("strategies", style="bold"))
+    console.print(_SPELLING)
     for entry in _strategies():
-        table.add_row(
-            entry["name"],
-            ", ".join(entry["aliases"]),
-            entry["summary"],
-            ", ".join(entry["scopes"]),
-            ", ".join(entry["options"]),
-            entry["paper"],
-        )
-    return table
+        console.print()
+        _beside(console, entry["name"], entry["summary"])
+        if entry["aliases"]:
+            _beside(console, "", f"also called {', '.join(entry['aliases'])}")
+        if Scope.ATTENTION not in entry["scopes"]:
+            _beside(console, "", "whole layers only: --scope layer")
+        _beside(console, "", entry["paper"])
+        for option in entry["options"]:
+            text = f"{option['summary']}: {option['values']} (default: {option['default']})"
+            _beside(console, f"  {option['name']}=", text)
 
 
-def _pattern_table() -> Table:
-    title = f"patterns, pictured at {_PICTURED_TOKENS} tokens: queries down, keys across"
-    table = Table("pattern", "who attends whom", "parameters", "picture", title=title)
+def _show_patterns(console: Output) -> None:
+    console.print()
+    console.print(Text("patterns", style="bold"))
+    console.print(f"pictured at {_PICTURED_TOKENS} tokens: queries down, keys across")
     for entry in _patterns():
         parameters = [
             f"{key} (must be given)" if default is None else f"{key}={default}"
             for key, default in entry["parameters"].items()
         ]
-        table.add_row(
-            entry["name"],
-            entry["summary"],
-            "\n".join(parameters),
-            entry["picture"] or "depends on its parameters",
-            end_section=True,
-        )
-    return table
+        console.print()
+        _beside(console, entry["name"], entry["summary"])
+        if parameters:
+            _beside(console, "", f"parameters: {', '.join(parameters)}")
+        for line in (entry["picture"] or "its picture depends on its parameters").splitlines():
+            _beside(console, "", line)
 
 
-def _dtype_table() -> Table:
-    table = Table("dtype", "bytes", "bytes of partial results", title="dtypes")
+def _beside(console: Output, name: str, text: str) -> None:
+    """Print a name and what it says, wrapped on its own side."""
+    indent = " " * _INDENT
+    lines = wrap(
+        text,
+        console.width,
+        initial_indent=name.ljust(_INDENT),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _show_dtypes(console: Output) -> None:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("dtype")
+    for name in ("bytes", "bytes of partial results"):
+        table.add_column(name, justify="right")
     for entry in _dtypes():
         table.add_row(entry["name"], str(entry["bytes"]), str(entry["accumulator_bytes"]))
-    return table
+    console.print()
+    console.print(table)

@@ -151,7 +151,7 @@ def test_any_pattern_is_right_on_a_grid(pattern: str, text: str) -> None:
 def test_rows_that_do_not_divide_cp_are_refused_with_those_that_do() -> None:
     with pytest.raises(UnsupportedError, match=r"rows \(5\) must divide cp \(12\)") as caught:
         both("grid:rows=5")
-    assert caught.value.nearest == tuple(f"rows={y}" for y in (1, 2, 3, 4, 6, 12))
+    assert caught.value.nearest == tuple(f"grid:rows={y}" for y in (1, 2, 3, 4, 6, 12))
 
 
 def test_the_row_owner_sends_each_key_chunk_to_those_that_need_it() -> None:

@@ -407,18 +407,22 @@ def test_upipe_is_refused_at_attention_scope_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("text", "heads", "cp", "nearest"),
     [
-        ("upipe:stage_heads=6", (8, 2), 4, ("stage_heads=4", "stage_heads=8")),
+        ("upipe:stage_heads=6", (8, 2), 4, ("upipe:stage_heads=4", "upipe:stage_heads=8")),
         (
             *("upipe:stage_heads=4", (6, 2), 2),
-            ("stage_heads=2", "stage_heads=6", "stage_heads=4,short_last=true"),
+            ("upipe:stage_heads=2", "upipe:stage_heads=6", "upipe:stage_heads=4,short_last=true"),
         ),
         (
             *("upipe:stage_heads=12,short_last=true", (8, 2), 4),
-            ("stage_heads=4", "stage_heads=8"),
+            ("upipe:stage_heads=4", "upipe:stage_heads=8"),
         ),
-        ("upipe:stage_heads=2", (8, 2), 4, ("stage_heads=4", "stage_heads=8")),
-        ("upipe", (6, 3), 4, ("ring=2", "ring=4")),
-        ("upipe:ring=3", (8, 2), 4, ("ring=1 (the default)", "ring=2", "ring=4")),
+        ("upipe:stage_heads=2", (8, 2), 4, ("upipe:stage_heads=4", "upipe:stage_heads=8")),
+        (
+            *("upipe:stage_heads=5,ring=4", (2, 1), 4),
+            ("upipe:ring=4,stage_heads=1", "upipe:ring=4,stage_heads=2"),
+        ),
+        ("upipe", (6, 3), 4, ("upipe:ring=2", "upipe:ring=4")),
+        ("upipe:ring=3", (8, 2), 4, ("upipe:ring=1", "upipe:ring=2", "upipe:ring=4")),
     ],
 )
 def test_an_illegal_stage_is_refused_with_the_legal_ones(
@@ -428,8 +432,7 @@ def test_an_illegal_stage_is_refused_with_the_legal_ones(
         strategy(text).plan(layer(heads, cp), Direction.FORWARD)
     assert nearest == caught.value.nearest
     for other in nearest:
-        fixed = "upipe" if "default" in other else f"upipe:{other}"
-        assert strategy(fixed).plan(layer(heads, cp), Direction.FORWARD)
+        assert strategy(other).plan(layer(heads, cp), Direction.FORWARD)
 
 
 # Defects of the published code (facts on UPipe, section 3), each refused ---------------------

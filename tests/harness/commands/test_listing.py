@@ -2,11 +2,14 @@
 
 import argparse
 import json
+from dataclasses import fields
 
 import pytest
 
 from harness.commands import listing
+from harness.options import OPTIONS
 from harness.problem import Dtype
+from harness.strategy import Options
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
@@ -32,20 +35,17 @@ def test_json_lists_every_strategy_pattern_and_dtype(capsys: pytest.CaptureFixtu
 
 def test_every_alias_and_option_listed_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("strategies", "--json") == 0
-    values = {
-        "prune": "true",
-        "placement": "zigzag",
-        "ulysses": "2",
-        "ring_inside": "true",
-        "inner": "2",
-    }
     entries = json.loads(capsys.readouterr().out)["strategies"]
     for entry in entries:
         for alias in entry["aliases"]:
             assert entry["name"] == strategy(alias).strategy.name
         for option in entry["options"]:
-            if option in values:
-                assert strategy(f"{entry['name']}:{option}={values[option]}")
+            values = option["values"].split(" or ")
+            for value in ["3"] if values == ["a whole number"] else values:
+                text = f"{entry['name']}:{option['name']}={value}"
+                chosen = strategy(text)
+                assert str(getattr(chosen.options, option["name"])).lower() == value
+                assert chosen.text == (entry["name"] if value == option["default"] else text)
     assert "p2p" in entries[0]["aliases"]
 
 
@@ -59,14 +59,32 @@ def test_a_pattern_comes_with_its_picture_and_defaults(capsys: pytest.CaptureFix
     assert patterns["documents"]["picture"] is None
 
 
-def test_tables_show_names_summaries_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_of_every_strategy_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("strategies", "--json") == 0
+    entries = json.loads(capsys.readouterr().out)["strategies"]
+    listed = {entry["name"]: {option["name"] for option in entry["options"]} for entry in entries}
+
+    assert listed == {name: set(found.accepts) for name, found in EVERY_STRATEGY.items()}
+    assert {field.name for field in fields(Options)} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_names_summaries_values_and_pictures_fit_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert call() == 0
     captured = capsys.readouterr()
+    lines = captured.out.splitlines()
 
     for name in (*EVERY_STRATEGY, *PATTERNS, *Dtype):
-        assert f"│ {name} " in captured.out
+        assert any(line.startswith(f"{name} ") for line in lines), name
     assert "██▓░············" in captured.out
     assert "lengths (must be given)" in captured.out
+    words = " ".join(captured.out.split())
+    assert "contiguous or zigzag or stripe (default: zigzag)" in words
+    assert "arXiv:2310.01889" in words
+    assert 60 < max(map(len, lines)) <= columns
     assert captured.err == ""
 
 
