@@ -74,7 +74,8 @@ def bounds(
     for number, seconds in load.items():
         stream = stream_of(number)[1]
         fullest[stream] = max(fullest.get(stream, 0.0), seconds)
-    flops = sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))
+    tiles = (task for task in plan.tasks if isinstance(task, Tile))
+    flops = sum(tile_flops(plan, tile) for tile in tiles if tile.direction is plan.direction)
     host = sum(launch.end_s - launch.start_s for launch in work.launches)
     return Bounds(
         balanced_s=Costs(program, cluster).attention_s(flops) / plan.problem.cp,

@@ -72,5 +72,9 @@ def record(
 
 
 def plan_flops(plan: Plan) -> int:
-    """Flops of all tiles from the exact mask area (backward 2.5 x forward)."""
-    return sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))
+    """Flops of all tiles from the exact mask area (backward 2.5 x forward).
+
+    What a backward plan attends again, because it was not saved, does not count as work.
+    """
+    tiles = (task for task in plan.tasks if isinstance(task, Tile))
+    return sum(tile_flops(plan, tile) for tile in tiles if tile.direction is plan.direction)

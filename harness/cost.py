@@ -26,6 +26,7 @@ from harness.plan import (
     Tile,
     Transfer,
 )
+from harness.problem import Direction
 from harness.residency import Program
 from harness.sizes import piece_bytes, tile_flops, width
 from harness.skeleton import calls_of
@@ -105,10 +106,10 @@ class Costs:
             self._bytes[piece] = piece_bytes(self.plan, piece)
         return self._bytes[piece]
 
-    def attention_s(self, flops: int) -> float:
-        """Seconds of attention flops alone, at the stated efficiency."""
-        problem = self.plan.problem
-        return flops / self.cluster.gpu.attention_flops_per_s(problem.dtype, self.plan.direction)
+    def attention_s(self, flops: int, direction: Direction | None = None) -> float:
+        """Seconds of attention flops alone, at the stated efficiency; None is the plan's way."""
+        problem, way = self.plan.problem, direction or self.plan.direction
+        return flops / self.cluster.gpu.attention_flops_per_s(problem.dtype, way)
 
     def linear_flops(self, task: Linear) -> int:
         """Floating-point operations of a projection: 2 per token, head, width and hidden unit."""
@@ -198,7 +199,8 @@ class Costs:
             folded = fitted.effects.passes * (written - self._fresh_bytes(index))
             return self._fitted_s(tile, fitted.kernels) + self._memory_s(folded)
         moved = written + sum(map(self.bytes, tile.reads))
-        kernels = max(self.attention_s(tile_flops(self.plan, tile)), self._memory_s(moved))
+        seconds = self.attention_s(tile_flops(self.plan, tile), tile.direction)
+        kernels = max(seconds, self._memory_s(moved))
         # What is not new is folded in: read the part, read and write the accumulator.
         folded = 3 * (written - self._fresh_bytes(index))
         starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s

@@ -158,7 +158,8 @@ class Coverage:
     # Contributions --------------------------------------------------------------------------
 
     def _tile(self, index: int, tile: Tile) -> None:
-        self.area_done += tile.area * tile.heads.bit_count()
+        if tile.direction is self.plan.direction:  # a forward tile of a backward plan is done again
+            self.area_done += tile.area * tile.heads.bit_count()
         atoms, place = self.split(tile.heads, Tensor.Q), tile.place
         tensors = _OUT_PARTS if tile.direction is Direction.FORWARD else (Tensor.DQ_PART,)
         for i in tile.q:

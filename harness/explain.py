@@ -105,6 +105,8 @@ class Costs:
         peak_uses_bytes_backward: As above, backward.
         saved_bytes: What stays for the backward pass (it may be part of these), host included.
         host_peak_bytes: The most held at a time in host memory, in either pass.
+        host_bytes: Moved between a device and its host, both ways, in the forward pass.
+        host_bytes_backward: As above, backward.
         tokens_min: Query tokens of the rank that owns fewest.
         tokens_max: Query tokens of the rank that owns most.
         heads_max: Query heads of the rank that attends most.
@@ -131,6 +133,8 @@ class Costs:
     peak_uses_bytes_backward: Mapping[str, int]
     saved_bytes: int
     host_peak_bytes: int
+    host_bytes: int
+    host_bytes_backward: int
     tokens_min: int
     tokens_max: int
     heads_max: int
@@ -271,6 +275,8 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         peak_uses_bytes_backward={use.value: size for use, size in uses[1].items()},
         saved_bytes=max(_saved_bytes(forward)),
         host_peak_bytes=max(peak for book in books for peak in book.host_peak_bytes),
+        host_bytes=max(volumes.host_bytes(forward)),
+        host_bytes_backward=max(volumes.host_bytes(backward)),
         tokens_min=min(tokens),
         tokens_max=max(tokens),
         heads_max=max(counts),

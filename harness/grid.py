@@ -52,6 +52,11 @@ LAYER_VARIANTS = (
     *(f"upipe:stage_heads={u}" for u in (1, 2, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
     *(f"upipe:stage_heads={u},short_last=true" for u in (12, 24)),
     "fpdt:parts=3",
+    "fpdt:parts=3,checkpoint=layer",
+    "zigzag:checkpoint=layer",
+    "ulysses:checkpoint=layer,offload=true",
+    "usp:checkpoint=attention,offload=true",
+    "upipe:checkpoint=layer,offload=true",
 )
 ROTARIES = (None, 1e4)
 HIDDEN = 26

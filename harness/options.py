@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.keeping import Checkpoint
 from harness.sharding import Placement
 
-Value = bool | int | Placement
+Value = bool | int | Placement | Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,13 @@ def _placement(value: str) -> Placement:
     return Placement(value)
 
 
+def _checkpoint(value: str) -> Checkpoint:
+    known: list[str] = list(Checkpoint)
+    if value not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
+    return Checkpoint(value)
+
+
 def _switch(summary: str) -> Option:
     return Option(_flag, "true or false", summary)
 
@@ -58,9 +66,11 @@ def _choice(kind: type[StrEnum], read: Callable[[str], Value], summary: str) -> 
 
 
 OPTIONS: Mapping[str, Option] = {
+    "checkpoint": _choice(Checkpoint, _checkpoint, "what backward starts from beside x"),
     "fused": _switch("move chunks by collectives and attend once a rank, without overlap"),
     "in_order": _switch("stages take heads in their natural order, and keys are sent again"),
     "inner": _number("length of the inner ring", "the longest inside a node"),
+    "offload": _switch("let what is saved for backward rest on the host"),
     "parts": _number("parts of the sequence", "of 64k tokens"),
     "placement": _choice(Placement, _placement, "how tokens are dealt to ranks"),
     "prune": _switch("leave out transfers that the pattern makes useless"),
@@ -74,6 +84,9 @@ OPTIONS: Mapping[str, Option] = {
     "ulysses": _number("ranks of the head axis", "the most inside a node"),
 }
 """Every option by name; a strategy accepts some of them."""
+
+LAYER_OPTIONS = frozenset({"checkpoint", "offload"})
+"""Those that every strategy takes at layer scope."""
 
 
 def read_option(key: str, value: str) -> Value:

@@ -266,6 +266,16 @@ class Residency:
                     if not cells:
                         del table[chunk]
 
+    def held(self) -> Iterator[tuple[int, Place, Piece]]:
+        """List what is there now, by the slab that it lies in."""
+        for (place, tensor, version), table in self._cells.items():
+            parts: dict[tuple[int, int], list[int]] = {}
+            for chunk, cells in table.items():
+                for slab, heads in cells.items():
+                    parts.setdefault((slab, heads), []).append(chunk)
+            for (slab, heads), chunks in parts.items():
+                yield slab, place, Piece(tensor, tuple(chunks), heads, version)
+
     def left(self) -> Iterator[tuple[Place, Piece]]:
         """List the partial results that nobody took, chunk by chunk."""
         for (place, tensor, version), table in self._cells.items():

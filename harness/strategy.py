@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
+from harness.errors import UnsupportedError
+from harness.keeping import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.layer import as_layer, check_layer
-from harness.options import OPTIONS, read_option
+from harness.options import LAYER_OPTIONS, OPTIONS, read_option
 from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
@@ -33,6 +35,8 @@ class Options:
         save_gathered: UPipe saves gathered q, k and v, rather than project again in backward.
         resend: UPipe with a ring sends visiting keys again in each stage, rather than keep them.
         parts: Parts of the sequence that FPDT works on one by one; None makes them 64K tokens.
+        checkpoint: What a layer saves for backward; see `keeping`. Any strategy takes it.
+        offload: What a layer saves rests on the host. Any strategy takes it.
     """
 
     prune: bool = True
@@ -49,6 +53,8 @@ class Options:
     save_gathered: bool = False
     resend: bool = False
     parts: int | None = None
+    checkpoint: Checkpoint = Checkpoint.NONE
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +155,35 @@ class Chosen:
         projections are planned around it.
         """
         context = context or Context()
-        layer = problem.hidden is not None
+        options, layer = self.options, problem.hidden is not None
+        keeps = options.checkpoint is not Checkpoint.NONE or options.offload
+        if keeps and not layer:
+            raise UnsupportedError(
+                f"{self.text}: checkpoint and offload are of whole layers; choose scope layer",
+                ("--scope layer",),
+            )
         with without_collection():
-            if layer:
-                check_layer(problem, self.text)
-            plan = self.strategy.plan(problem, direction, self.options, context, self.text)
-            return as_layer(plan) if layer and plan.scope is Scope.ATTENTION else plan
+            if not layer:
+                return self.strategy.plan(problem, direction, options, context, self.text)
+            check_layer(problem, self.text)
+            if not keeps:
+                return self._layer(problem, direction, context)
+            return self._keeping(problem, direction, context)
+
+    def _layer(self, problem: Problem, direction: Direction, context: Context) -> Plan:
+        plan = self.strategy.plan(problem, direction, self.options, context, self.text)
+        return as_layer(plan) if plan.scope is Scope.ATTENTION else plan
+
+    def _keeping(self, problem: Problem, direction: Direction, context: Context) -> Plan:
+        """Plan a layer that saves what the options say, where they say."""
+        checkpoint, offload = self.options.checkpoint, self.options.offload
+        forward = self._layer(problem, Direction.FORWARD, context)
+        if direction is Direction.FORWARD:
+            less = checkpointed(forward, checkpoint)
+            return offloaded(less) if offload else less
+        backward = self._layer(problem, Direction.BACKWARD, context)
+        again = recomputing(forward, backward, checkpoint)
+        return fetching(again) if offload else again
 
 
 def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
@@ -181,12 +210,13 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
         options = _with_option(options, strategy, f"ulysses={mesh[1]}")
         return _with_option(options, strategy, f"ring={mesh[2]}")
     key = key.replace("-", "_")
-    if key not in strategy.accepts:
+    if key not in strategy.accepts | LAYER_OPTIONS:
         known = ", ".join(f"{name}=" for name in sorted(strategy.accepts)) or "no options"
         mesh_hint = f"{part}x2 (Ulysses x ring) or ulysses={part}, or " if part.isdigit() else ""
         raise ValueError(
             f"{strategy.name}: option ({key}) is unknown; "
-            f"it takes {mesh_hint if both else ''}{known}; `list` has their values"
+            f"it takes {mesh_hint if both else ''}{known}, and of layers "
+            f"{', '.join(f'{name}=' for name in sorted(LAYER_OPTIONS))}; `list` has their values"
         )
     try:
         return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]

@@ -188,8 +188,10 @@ def _fit(plan: Plan, index: int, task: Task) -> None:
 def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
     reads = tuple(piece.tensor for piece in tile.reads)
     writes = tuple(piece.tensor for piece in tile.writes)
+    # A layer's backward plan may attend forward again, to make what was not saved.
+    again = plan.scope is Scope.LAYER and tile.direction is Direction.FORWARD
     if (
-        tile.direction is not plan.direction
+        (tile.direction is not plan.direction and not again)
         or reads not in _TILE_READS[tile.direction]
         or writes != _TILE_WRITES[tile.direction]
         or any(piece.version for piece in tile.writes)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from harness.plan import Plan, legs_of
 from harness.problem import Direction, Problem
-from harness.sizes import sent_bytes
+from harness.sizes import leg_bytes, sent_bytes
 from harness.strategy import Chosen
 
 
@@ -37,6 +37,16 @@ def received_bytes(plan: Plan) -> tuple[int, ...]:
         for leg in legs_of(task):
             received[leg.dst.rank] += sent_bytes(plan, leg)
     return tuple(received)
+
+
+def host_bytes(plan: Plan) -> tuple[int, ...]:
+    """Count what moves between each rank's device and its own host, both ways, in bytes."""
+    moved = [0] * plan.problem.cp
+    for task in plan.tasks:
+        for leg in legs_of(task):
+            if leg.src.rank == leg.dst.rank:
+                moved[leg.dst.rank] += leg_bytes(plan, leg)
+    return tuple(moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

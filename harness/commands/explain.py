@@ -119,6 +119,11 @@ def _one(answer: Explanation) -> Table:
     table.add_row("saved for backward", _mib(costs.saved_bytes), "plan")
     if costs.host_peak_bytes:
         table.add_row("host memory, peak", _mib(costs.host_peak_bytes), "ledger of the plans")
+        for name, moved in (
+            ("forward", costs.host_bytes),
+            ("backward", costs.host_bytes_backward),
+        ):
+            table.add_row(f"to and from the host, {name}", _mib(moved), "plan")
     for hiding in costs.hiding:
         verdict = "hides" if hiding.hidden else "does not hide"
         table.add_row(

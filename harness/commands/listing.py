@@ -12,10 +12,10 @@ from rich.text import Text
 
 from harness.commands.arguments import example
 from harness.commands.progress import Output
-from harness.options import OPTIONS
+from harness.options import LAYER_OPTIONS, OPTIONS
 from harness.plan import Scope
 from harness.problem import Dtype
-from harness.strategy import ALIASES, accepted
+from harness.strategy import ALIASES, Options, accepted
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES
 
@@ -151,6 +151,12 @@ def _show_strategies(console: Output) -> None:
         for option in entry["options"]:
             text = f"{option['summary']}: {option['values']} (default: {option['default']})"
             _beside(console, f"  {option['name']}=", text)
+    console.print()
+    _beside(console, "any strategy", "also takes, with --scope layer")
+    for name in sorted(LAYER_OPTIONS):
+        what, default = OPTIONS[name], getattr(Options(), name)
+        text = f"{what.summary}: {what.values} (default: {str(default).lower()})"
+        _beside(console, f"  {name}=", text)
 
 
 def _show_patterns(console: Output) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from harness.commands import listing
-from harness.options import OPTIONS
+from harness.options import LAYER_OPTIONS, OPTIONS
 from harness.problem import Dtype
 from harness.strategy import Options
 from patterns import PATTERNS, make_pattern
@@ -66,6 +66,16 @@ def test_every_option_of_every_strategy_is_listed(capsys: pytest.CaptureFixture[
 
     assert listed == {name: set(found.accepts) for name, found in EVERY_STRATEGY.items()}
     assert {field.name for field in fields(Options)} == set(OPTIONS)
+
+
+def test_what_every_strategy_takes_of_layers_is_listed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call("strategies") == 0
+    out = capsys.readouterr().out
+    for name in LAYER_OPTIONS:
+        assert out.count(f"  {name}=") == 1
+    assert "none or attention or layer (default: none)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("columns", [80, 200])
