@@ -84,10 +84,24 @@ class Change:
         before, after = _number(self.before), _number(self.after)
         return after / before if before else None
 
+    @property
+    def worse(self) -> bool:
+        """Whether the second set is worse: slower, wrong, gone, or with more bytes or memory."""
+        match self.kind:
+            case Kind.SLOWER | Kind.ERROR | Kind.MISSING:
+                return True
+            case Kind.STATUS:
+                return self.before == "ok"
+            case Kind.BYTES_SENT_PER_RANK | Kind.PEAK_BYTES:
+                return _number(self.after) > _number(self.before)
+            case Kind.FASTER | Kind.EXTRA | Kind.PLAN_HASH:
+                return False
+
     def as_json(self) -> dict[str, object]:
         """As plain values."""
         return {
             "kind": self.kind.value,
+            "worse": self.worse,
             "config_hash": self.config_hash,
             "strategy": self.strategy,
             "cell": self.cell,

@@ -111,7 +111,7 @@ def _package(name: str, module: str, serves: str, remedy: str) -> Finding:
     try:
         import_module(module)
     except Exception as error:  # a package that is there may fail in any way
-        reason = f"{version}, but its import fails: {type(error).__name__}: {error}"
+        reason = f"{version}, but its import fails: {error}"
         return Finding(name, State.BROKEN, reason.splitlines()[0], serves, remedy)
     return Finding(name, State.OK, version, serves)
 

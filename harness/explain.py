@@ -5,83 +5,21 @@ alternative named is planned too. Costs are counted in the plan; where a closed 
 stands beside the count.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from harness import balance, volumes
 from harness.errors import UnsupportedError
+from harness.hiding import Hiding, hidings
 from harness.memory import ledger
+from harness.near import Near, evener, near
 from harness.plan import Plan, Tensor, Tile, Transfer
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction, Problem
 from harness.residency import Program
 from harness.sizes import piece_bytes
-from harness.strategy import Chosen, Context, Options
+from harness.strategy import Chosen, Context
 from harness.verify import verify
-from strategies import EVERY_STRATEGY, STRATEGIES, usp
-
-_MOST_NEAR = 6  # alternatives of one kind: more would not be read, and each is planned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A device and the link that a ring's keys take.
-
-    Attributes:
-        name: For tables.
-        flops_per_s: Dense bfloat16 or float16 peak.
-        bandwidth_bytes_per_s: Of one device, one direction.
-        source: Where both numbers stand.
-    """
-
-    name: str
-    flops_per_s: float
-    bandwidth_bytes_per_s: float
-    source: str
-
-
-LINKS = (
-    Link(
-        name="A100, NVLink",
-        flops_per_s=312e12,  # NVIDIA A100 datasheet, bfloat16 tensor core, dense
-        bandwidth_bytes_per_s=300e9,  # NVIDIA A100 datasheet, NVLink 600 GB/s, half per direction
-        source="A100 datasheet: 312 TFLOP/s, NVLink 600 GB/s both ways",
-    ),
-    Link(
-        name="A100, InfiniBand",
-        flops_per_s=312e12,  # as above
-        bandwidth_bytes_per_s=12.5e9,  # HDR100, 100 Gb/s; arXiv:2310.01889, table 2, "12.5"
-        source="A100 datasheet; 100 Gb/s as in arXiv:2310.01889, table 2 (it has 24.5 thousand)",
-    ),
-    Link(
-        name="H100, NVLink",
-        flops_per_s=989e12,  # NVIDIA H100 datasheet, SXM, 1979 TFLOP/s with sparsity, half dense
-        bandwidth_bytes_per_s=450e9,  # NVIDIA H100 datasheet, NVLink 900 GB/s, half per direction
-        source="H100 SXM datasheet: 989 TFLOP/s dense, NVLink 900 GB/s both ways",
-    ),
-    Link(
-        name="H100, InfiniBand",
-        flops_per_s=989e12,  # as above
-        bandwidth_bytes_per_s=50e9,  # NVIDIA ConnectX-7 datasheet, NDR 400 Gb/s
-        source="H100 SXM datasheet; ConnectX-7 datasheet: 400 Gb/s",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hiding:
-    """Whether a ring's transfers can hide behind its kernels over one link.
-
-    Attributes:
-        link: Name of the link.
-        block_tokens: Shortest block that hides them, at peak rates, if no pair is masked.
-        hidden: Whether the plan's blocks are that long.
-        source: Where the rates stand.
-    """
-
-    link: str
-    block_tokens: float
-    hidden: bool
-    source: str
+from strategies import STRATEGIES, usp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,31 +84,31 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Near:
-    """A legal alternative: the flags that ask for it, and how evenly it spreads the work."""
-
-    flags: str
-    imbalance_total: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The answer for one strategy and one problem.
 
     Attributes:
         strategy: Canonical spelling, options included.
+        resolved: The same with what the strategy chose, forward; None if it is not legal.
+        resolved_backward: As above, backward.
+        work_hash: Of both plans, whatever the strategy's name; None likewise.
         problem: What was asked.
         reason: Why it is not legal; None if it is.
         hints: What the strategy itself suggests; not tried.
         nearest: Legal alternatives, each planned, nearest first.
+        evener: Placements of tokens that spread the work more evenly, the most even first.
         costs: None if it is not legal.
     """
 
     strategy: str
+    resolved: str | None
+    resolved_backward: str | None
+    work_hash: str | None
     problem: Problem
     reason: str | None
     hints: tuple[str, ...]
     nearest: tuple[Near, ...]
+    evener: tuple[Near, ...]
     costs: Costs | None
 
     @property
@@ -179,8 +117,16 @@ class Explanation:
         return self.costs is not None
 
 
-def explain(chosen: Chosen, problem: Problem, context: Context | None = None) -> Explanation:
+def explain(
+    chosen: Chosen, problem: Problem, context: Context | None = None, *, alternatives: bool = True
+) -> Explanation:
     """Plan both directions and prove them; count their costs, or find what is near and legal.
+
+    Args:
+        chosen: The strategy.
+        problem: The problem.
+        context: What its planner may know.
+        alternatives: Whether to look for them where it is not legal; each is planned.
 
     Raises:
         PlanError: The strategy made a plan that is wrong.
@@ -191,20 +137,30 @@ def explain(chosen: Chosen, problem: Problem, context: Context | None = None) ->
     except UnsupportedError as error:
         return Explanation(
             strategy=chosen.text,
+            resolved=None,
+            resolved_backward=None,
+            work_hash=None,
             problem=problem,
             reason=error.reason,
             hints=error.nearest,
-            nearest=_near(chosen, problem, context),
+            nearest=near(chosen, problem, context) if alternatives else (),
+            evener=(),
             costs=None,
         )
     programs = [verify(plan) for plan in (forward, backward)]
+    costs = _costs(chosen, programs, context)
+    resolved = [chosen.resolved(problem, direction, context).text for direction in Direction]
     return Explanation(
         strategy=chosen.text,
+        resolved=resolved[0],
+        resolved_backward=resolved[1],
+        work_hash=f"{forward.work_hash} {backward.work_hash}",
         problem=problem,
         reason=None,
         hints=(),
         nearest=(),
-        costs=_costs(chosen, programs, context),
+        evener=evener(chosen, problem, context, costs.imbalance_total),
+        costs=costs,
     )
 
 
@@ -215,6 +171,9 @@ def as_json(explanation: Explanation) -> dict[str, object]:
     fields = dict.fromkeys(Costs.__dataclass_fields__) if costs is None else asdict(costs)
     return {
         "strategy": explanation.strategy,
+        "resolved": explanation.resolved,
+        "resolved_backward": explanation.resolved_backward,
+        "work_hash": explanation.work_hash,
         "pattern": problem.pattern.text,
         "seqlen_q": problem.seqlen_q,
         "seqlen_kv": problem.seqlen_kv,
@@ -232,6 +191,8 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "hints": list(explanation.hints),
         "nearest": [near.flags for near in explanation.nearest],
         "nearest_imbalance_total": [near.imbalance_total for near in explanation.nearest],
+        "evener": [near.flags for near in explanation.evener],
+        "evener_imbalance_total": [near.imbalance_total for near in explanation.evener],
         **fields,
     }
 
@@ -284,7 +245,7 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         kv_heads_max=max(kv_counts),
         kv_copies=sum(kv_counts) / problem.heads_kv,
         block_tokens=block,
-        hiding=() if block is None else _hiding(problem, heads, block),
+        hiding=() if block is None else hidings(problem, heads, block),
     )
 
 
@@ -335,131 +296,3 @@ def _block_tokens(plan: Plan) -> int | None:
     if not rings:
         return None
     return max(plan.tokens(task.reads[0]) for task in plan.tasks if isinstance(task, Tile))
-
-
-def hiding_block_tokens(
-    problem: Problem, link: Link, *, heads_q: int | None = None, heads_kv: int | None = None
-) -> float:
-    """Return the shortest block of a ring that hides its transfer: c >= (F / B) (b / 2) (m / n).
-
-    A block of c queries and c keys takes 2 c^2 n (d_k + d_v) flops, and its keys and values are
-    c m (d_k + d_v) b bytes, for n query heads, m KV heads and b bytes per element. With as many
-    KV heads as query heads, in bfloat16, c >= F / B. At peak rates and without latency, so a real
-    ring needs longer blocks; a pattern that masks a part of each block, longer by that part.
-
-    Args:
-        problem: Its heads and dtype.
-        link: Rates F and B.
-        heads_q: n of one rank; None = all of the problem's.
-        heads_kv: m of one rank; None = all of the problem's.
-
-    Source:
-        Liu et al., Ring Attention, arXiv:2310.01889, section 3.
-    """
-    rates = link.flops_per_s / link.bandwidth_bytes_per_s
-    n, m = heads_q or problem.heads_q, heads_kv or problem.heads_kv
-    return rates * problem.dtype.bytes / 2 * m / n
-
-
-def _hiding(problem: Problem, heads: Iterable[int], block_tokens: int) -> tuple[Hiding, ...]:
-    if problem.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
-        return ()  # the rates are those of 16-bit products
-    fullest = max(heads, key=int.bit_count)
-    held = problem.kv_heads(fullest).bit_count()
-    found = []
-    for link in LINKS:
-        shortest = hiding_block_tokens(problem, link, heads_q=fullest.bit_count(), heads_kv=held)
-        found.append(
-            Hiding(
-                link=link.name,
-                block_tokens=shortest,
-                hidden=block_tokens >= shortest,
-                source=link.source,
-            )
-        )
-    return tuple(found)
-
-
-# What is near -------------------------------------------------------------------------------
-
-
-def _near(chosen: Chosen, problem: Problem, context: Context) -> tuple[Near, ...]:
-    """Alternatives that were planned: the same degree first, then others, then other strategies."""
-    found: list[Near] = []
-    for candidates in (_other_degrees(chosen, problem), _other_cps(chosen, problem)):
-        found += _legal(candidates, context)
-    if not found:
-        every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
-        others = [Chosen(other, other.defaults) for other in every.values()]
-        found += _legal(((other, problem) for other in others), context)
-    return tuple(found)
-
-
-def _legal(candidates: Iterable[tuple[Chosen, Problem]], context: Context) -> Iterator[Near]:
-    found = 0
-    for chosen, problem in candidates:
-        try:
-            forward, _ = (chosen.plan(problem, direction, context) for direction in Direction)
-        except UnsupportedError:
-            continue
-        flags = f"--strategy {_spelled(chosen, problem)} --cp {problem.cp}"
-        yield Near(flags=flags, imbalance_total=balance.imbalance_total(forward))
-        found += 1
-        if found == _MOST_NEAR:
-            return
-
-
-def _other_degrees(chosen: Chosen, problem: Problem) -> Iterator[tuple[Chosen, Problem]]:
-    """The same cp otherwise: as a mesh, with another inner ring, or in other stages of heads."""
-    degrees = [d for d in range(problem.cp, 1, -1) if problem.cp % d == 0]
-    accepts = chosen.strategy.accepts
-    if "ulysses" in accepts:
-        yield from _with(
-            chosen,
-            problem,
-            [replace(chosen.options, ulysses=u, ring=problem.cp // u) for u in degrees],
-        )
-    elif "inner" in accepts:
-        yield from _with(chosen, problem, [replace(chosen.options, inner=w) for w in degrees])
-    elif "stage_heads" in accepts:
-        yield from _with(chosen, problem, _other_stages(chosen.options, problem, degrees))
-    elif chosen.strategy is STRATEGIES["ulysses"]:
-        # USP is Ulysses over fewer ranks, with a ring between the groups.
-        mesh = Chosen(_USP, replace(_USP.defaults, prune=chosen.options.prune))
-        yield from _with(
-            mesh, problem, [replace(mesh.options, ulysses=u, ring=problem.cp // u) for u in degrees]
-        )
-
-
-def _other_stages(options: Options, problem: Problem, degrees: Sequence[int]) -> Iterator[Options]:
-    """A short last stage, stages of nearly so many heads, and rings of smaller groups."""
-    asked = options.stage_heads
-    if asked is not None:
-        yield replace(options, short_last=True)
-        for u in sorted(range(1, problem.heads_q + 1), key=lambda u: (abs(u - asked), u)):
-            yield replace(options, stage_heads=u)
-    for ring in reversed(degrees):
-        yield replace(options, ring=ring, stage_heads=None)
-
-
-def _with(
-    chosen: Chosen, problem: Problem, options: Iterable[Options]
-) -> Iterator[tuple[Chosen, Problem]]:
-    for option in options:
-        yield Chosen(chosen.strategy, option), problem
-
-
-def _other_cps(chosen: Chosen, problem: Problem) -> Iterator[tuple[Chosen, Problem]]:
-    """The same strategy on fewer ranks: divisors of cp, query heads and KV heads, nearest first."""
-    counts = (problem.cp, problem.heads_q, problem.heads_kv)
-    degrees = {d for n in counts for d in range(1, min(n, problem.cp - 1) + 1) if n % d == 0}
-    for cp in sorted(degrees, reverse=True):
-        yield chosen, replace(problem, cp=cp)
-
-
-def _spelled(chosen: Chosen, problem: Problem) -> str:
-    """As a user would type it; a mesh as U x R."""
-    u = chosen.options.ulysses
-    if chosen.strategy is _USP and u is not None:
-        return chosen.text.replace(f"ulysses={u}", f"{u}x{problem.cp // u}")
-    return chosen.text

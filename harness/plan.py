@@ -8,7 +8,7 @@ Tasks are stored in a topological order; a task's id is its position.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -570,6 +570,11 @@ class Plan:
     def hash(self) -> str:
         """SHA-256 of the JSON form, 16 hex digits; equal plans have equal hashes."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+
+    @property
+    def work_hash(self) -> str:
+        """The hash without the strategy's name: plans of several that do the same have the same."""
+        return replace(self, strategy="").hash
 
     def __hash__(self) -> int:
         """Hash by content."""

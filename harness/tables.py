@@ -105,23 +105,25 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
         table = _table(space)
         table.add_column("strategy", min_width=longest, no_wrap=True)
         for pattern in shown:
-            table.add_column(_broken(pattern, cell), justify="right", no_wrap=True)
+            table.add_column(broken(pattern, cell), justify="right", no_wrap=True)
         for name in names:
             cells = [
                 _simulated(by_cell.get((name, pattern)), best, base if wide else None)
                 for pattern in shown
             ]
-            table.add_row(_broken(name, longest), *cells)
+            table.add_row(broken(name, longest), *cells)
         yield table
 
 
-def _broken(name: str, width: int) -> str:
-    """Break a name after its punctuation where it is too long for a line."""
+def broken(name: str, width: int) -> str:
+    """Break a name where it is too long for a line: before an option, else after punctuation."""
     lines = [""]
-    for part in re.findall(r"[^_:,+=]*[_:,+=]?", name):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
+    for part in re.findall(r"[^:,]+[:,]?", name):
+        pieces = [part] if len(part) <= width else re.findall(r"[^_+=]*[_+=]?", part)
+        for piece in pieces:
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
     return "\n".join(lines)
 
 
@@ -167,7 +169,7 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
         marked = entry["status"] == Status.OK and entry["time_s"] == best.get(str(entry["pattern"]))
         cells = _measured(entry, base, marked=marked, spread=spread)
         style = "bold green" if marked else ""
-        names = _broken(str(entry["pattern"]), pattern), _broken(str(entry["strategy"]), strategy)
+        names = broken(str(entry["pattern"]), pattern), broken(str(entry["strategy"]), strategy)
         table.add_row(*names, *cells, style=style)
     return table
 

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.commands.arguments import example
+from harness.commands.progress import Output
 from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
 from harness.records import read_records
-
-_WIDE = 130  # columns of a table that goes to a file or pipe
 
 
 def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,7 +26,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "not overlap (with 5 to 19 samples: their whole ranges; with fewer it is not judged); the "
         "threshold rises where the cells of one strategy scatter more than that between the runs. "
         "A simulated time, a status, a plan's hash, bytes and memory changed if they differ; a "
-        "numerical error grew if it more than doubled. Exit status: 0 no change, 1 changes.",
+        "numerical error grew if it more than doubled. Exit status: 1 if something is worse "
+        "(slower, a larger error, a cell that is gone or no longer ok, more bytes or memory), else "
+        "0, also where something is faster or new.",
         epilog=example(
             [
                 "compare results/monday results/tuesday",
@@ -50,52 +51,54 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare two result sets; 1 if something changed."""
+    """Compare two result sets; 1 if something is worse."""
     before, after = (read_records(path) for path in (args.before, args.after))
     found = compare(before, after, threshold=args.threshold / 100)
     if args.json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:
-        _print(Console(markup=False, width=None if sys.stdout.isatty() else _WIDE), found)
-    return 1 if found.changes else 0
+        _print(Output(markup=False, highlight=False), found)
+    return 1 if any(change.worse for change in found.changes) else 0
 
 
-def _print(console: Console, found: Comparison) -> None:
+def _print(console: Output, found: Comparison) -> None:
     if found.changes:
         console.print(_table(found.changes))
         for line in _by_strategy(found.changes):
-            console.print(line, highlight=False)
+            console.print(line)
     for name, (old, new) in found.environment.items():
-        console.print(f"note: {name} was {old}, is {new}", highlight=False)
+        console.print(f"note: {name} was {old}, is {new}")
     if found.scatter is not None and found.scatter > found.threshold:
         console.print(
             f"note: cells of one strategy scatter between the runs; only changes of more than "
             f"{found.scatter:.0%} count",
-            highlight=False,
         )
     if found.not_judged:
         console.print(
             f"note: {len(found.not_judged)} measured times have too few samples to be judged",
-            highlight=False,
         )
     changed = found.matched - found.unchanged
-    console.print(
-        f"{found.matched} cells in both, {changed} of them changed"
-        if found.changes
-        else f"{found.matched} cells in both, no change",
-        highlight=False,
-    )
+    what = "no change"
+    if found.changes:
+        worse = sum(change.worse for change in found.changes)
+        what = f"{changed} of them changed; {worse} of {len(found.changes)} changes for the worse"
+    console.print(f"{found.matched} cells in both, {what}")
 
 
 def _table(changes: Sequence[Change]) -> Table:
-    table = Table("change", "strategy", "cell", "before", "after", "ratio")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("change", no_wrap=True)
+    table.add_column("cell", overflow="fold")
+    for name in ("before", "after", "ratio"):
+        table.add_column(name, justify="right", overflow="fold")
     for change in changes:
         ratio = "" if change.ratio is None else f"{change.ratio:.3f}"
         values = [_shown(change.kind, value) for value in (change.before, change.after)]
         kind = change.kind.value
         if change.kind is Kind.ERROR:
             kind += f" ({change.detail})"
-        table.add_row(kind, change.strategy, change.cell, *values, ratio)
+        style = "" if change.worse else "dim"
+        table.add_row(kind, f"{change.strategy} {change.cell}", *values, ratio, style=style)
     return table
 
 

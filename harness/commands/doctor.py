@@ -5,13 +5,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.commands.arguments import example
+from harness.commands.progress import Output
 from harness.doctor import Finding, State, examine
 
-_WIDE = 130  # columns of a table that goes to a file or pipe
 _GIB = 2**30
 _MARKS = {State.OK: "ok", State.MISSING: "–", State.BROKEN: "broken"}
 
@@ -37,20 +37,30 @@ def run(args: argparse.Namespace) -> int:
         body = {"environment": facts, "findings": [finding.as_json() for finding in findings]}
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:
-        _print(Console(markup=False, width=None if sys.stdout.isatty() else _WIDE), facts, findings)
+        _print(Output(markup=False, highlight=False), facts, findings)
     return 0
 
 
-def _print(console: Console, facts: Mapping[str, object], findings: Sequence[Finding]) -> None:
+def _print(console: Output, facts: Mapping[str, object], findings: Sequence[Finding]) -> None:
     for name, value in _shown(facts):
-        console.print(f"{name:<10} {value}", highlight=False)
-    table = Table("", "what", "found", "for")
+        console.print(f"{name:<10} {value}", soft_wrap=True)
+    console.print()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    for name in ("found", "for"):
+        table.add_column(name, overflow="fold")
     for finding in findings:
         table.add_row(_MARKS[finding.state], finding.name, finding.value, finding.serves)
     console.print(table)
+    remedies: dict[str, list[str]] = {}
     for finding in findings:
         if finding.remedy:
-            console.print(f"{finding.name}: {finding.remedy}", highlight=False)
+            remedies.setdefault(finding.remedy, []).append(finding.name)
+    if remedies:
+        console.print("\nto have what is missing:")
+    for remedy, names in remedies.items():
+        console.print(f"{', '.join(names)}: {remedy}")
 
 
 def _shown(facts: Mapping[str, object]) -> list[tuple[str, object]]:

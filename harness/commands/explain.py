@@ -3,12 +3,19 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.checks import cores
 from harness.commands.arguments import add_problem, example, problem_of
+from harness.commands.progress import Live, Output
 from harness.explain import Costs, Explanation, as_json, explain
+from harness.problem import Problem
+from harness.tables import broken
+from harness.workers import spread
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20
@@ -16,7 +23,14 @@ _LETTERS = (
     "t, T: query and key tokens of a rank; n, m: its query and KV heads; b, a: bytes of an element "
     "and of a partial result; U x R: ranks that trade heads x ring; hops: R, or R-1 if pruned"
 )
-_WIDE = 130  # columns of a table that goes to a file or pipe
+_LEGEND = (
+    "recv., peak: MiB received and held, of the busiest rank; imbal.: its work over the mean, in "
+    "total and step by step; heads: query heads of a rank, at most / on average; KV copies: how "
+    "often each KV head is held. Bytes and exact areas of plans that were proved."
+)
+_MANY_RANKS = 32  # from here on planning takes longer than starting processes for it
+_LABEL = 20
+_NAME = 18
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -55,36 +69,68 @@ def run(args: argparse.Namespace) -> int:
     problem = problem_of(args)
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)
-    answers = [explain(strategy(name), problem) for name in names]
+    answers = _answers(names, problem, alternatives=bool(args.strategy))
     if args.json:
         body: object = [as_json(answer) for answer in answers]
         if args.strategy:
             body = as_json(answers[0])
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:
-        console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDE)
-        console.print(_title(answers[0]))
-        console.print(_one(answers[0]) if args.strategy else _all(answers))
+        console = Output(markup=False, highlight=False)
+        console.print(_title(answers))
+        console.print()
+        if args.strategy:
+            console.print(_one(answers[0], console.width))
+        else:
+            _print_all(console, answers)
     return 1 if args.strategy and not answers[0].legal else 0
 
 
-def _title(answer: Explanation) -> str:
-    problem = answer.problem
+def _answers(names: Sequence[str], problem: Problem, *, alternatives: bool) -> list[Explanation]:
+    """Explain each, side by side where planning takes long."""
+    work = partial(_explained, problem, alternatives)
+    jobs = min(cores(), len(names))
+    with Live("explain", len(names)) as live:
+        answers: dict[str, Explanation] = {}
+        alone = jobs == 1 or problem.cp < _MANY_RANKS
+        found = map(work, names) if alone else spread(work, names, jobs=jobs, lost=work)
+        for answer in found:
+            answers[answer.strategy] = answer
+            live.advance()
+    return [answers[strategy(name).text] for name in names]
+
+
+def _explained(problem: Problem, alternatives: bool, name: str) -> Explanation:
+    return explain(strategy(name), problem, alternatives=alternatives)
+
+
+def _title(answers: Sequence[Explanation]) -> str:
+    problem = answers[0].problem
     length = f"{problem.seqlen_q}"
     if problem.seqlen_kv != problem.seqlen_q:
         length += f" queries x {problem.seqlen_kv} keys"
     layer = "attention layer"
     if problem.hidden is not None:
         layer = f"whole layer of width {problem.hidden}"
+    costs = [answer.costs for answer in answers if answer.costs is not None]
+    if costs:
+        least, most = min(c.tokens_min for c in costs), max(c.tokens_max for c in costs)
+        length += f" tokens ({_span(least, most)} a rank)"
+    else:
+        length += " tokens"
     return (
-        f"{problem.pattern.text}, {length} tokens, batch {problem.batch}, {problem.heads_q} query "
-        f"and {problem.heads_kv} KV heads of {problem.head_dim}, {problem.dtype.value}, "
+        f"{problem.pattern.text}, {length}, batch {problem.batch}, {problem.heads_q} query and "
+        f"{problem.heads_kv} KV heads of {problem.head_dim}, {problem.dtype.value}, "
         f"cp {problem.cp}; one {layer}, the busiest rank"
     )
 
 
-def _one(answer: Explanation) -> Table:
-    table = Table("", answer.strategy, "how known")
+def _one(answer: Explanation, width: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", width=_LABEL, no_wrap=True)
+    rest = width - _LABEL - 4  # two spaces between columns
+    table.add_column(answer.strategy, overflow="fold", max_width=max(rest // 2 + 1, 1))
+    table.add_column("how known", overflow="fold", max_width=max(rest // 2, 1))
     if answer.costs is None:
         table.add_row("legal", "no", "asked the strategy")
         table.add_row("why", answer.reason, "")
@@ -97,6 +143,13 @@ def _one(answer: Explanation) -> Table:
         return table
     costs = answer.costs
     table.add_row("legal", "yes", "planned and proved, forward and backward")
+    if answer.resolved != answer.strategy or answer.resolved_backward != answer.strategy:
+        same = answer.resolved == answer.resolved_backward
+        both = f"{answer.resolved} forward, {answer.resolved_backward} backward"
+        table.add_row("it chose", answer.resolved if same else both, "what was left open")
+    for near in answer.evener[:1]:
+        text = f"planned; imbalance {near.imbalance_total:.3f}, not {costs.imbalance_total:.3f}"
+        table.add_row("more even", near.flags, text)
     table.add_row("query tokens", _span(costs.tokens_min, costs.tokens_max), "plan")
     heads = f"{costs.heads_max} at most, {costs.heads_mean:.4g} on average"
     table.add_row("query heads", heads, "plan")
@@ -115,7 +168,7 @@ def _one(answer: Explanation) -> Table:
         ("backward", costs.peak_bytes_backward, costs.peak_uses_bytes_backward),
     ):
         parts = ", ".join(f"{use} {size / _MIB:.1f}" for use, size in uses.items() if size)
-        table.add_row(f"memory, peak {name}", _mib(peak), f"ledger of the plan: {parts} MiB")
+        table.add_row(f"peak, {name}", _mib(peak), f"ledger of the plan: {parts} MiB")
     table.add_row("saved for backward", _mib(costs.saved_bytes), "plan")
     if costs.host_peak_bytes:
         table.add_row("host memory, peak", _mib(costs.host_peak_bytes), "ledger of the plans")
@@ -123,12 +176,13 @@ def _one(answer: Explanation) -> Table:
             ("forward", costs.host_bytes),
             ("backward", costs.host_bytes_backward),
         ):
-            table.add_row(f"to and from the host, {name}", _mib(moved), "plan")
+            table.add_row(f"host moves, {name}", _mib(moved), "plan")
     for hiding in costs.hiding:
         verdict = "hides" if hiding.hidden else "does not hide"
         table.add_row(
-            f"ring over {hiding.link}",
-            f"{verdict}: {costs.block_tokens} tokens to a block, needs {hiding.block_tokens:.0f}",
+            f"on {hiding.link}",
+            f"ring {verdict}: {costs.block_tokens} tokens to a block, needs "
+            f"{hiding.block_tokens:.0f}",
             f"c >= F/B, nothing masked; {hiding.source}",
         )
     return table
@@ -149,40 +203,74 @@ def _volumes(table: Table, costs: Costs) -> None:
         table.add_row("closed form, backward", costs.closed_form_backward, _LETTERS)
 
 
-def _all(answers: list[Explanation]) -> Table:
-    table = Table("strategy")
-    for column in ("forward", "backward"):
-        table.add_column(f"received\n{column} [MiB]", justify="right")
-    for column in (
-        "imbalance\ntotal",
-        "imbalance\nlockstep",
-        "peak\nforward [MiB]",
-        "peak\nbackward [MiB]",
+def _print_all(console: Output, answers: Sequence[Explanation]) -> None:
+    console.print(_all(answers))
+    console.print(_LEGEND)
+    for note in _notes(answers):
+        console.print(note)
+
+
+def _all(answers: Sequence[Explanation]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    names = [answer.resolved or answer.strategy for answer in answers]
+    table.add_column("strategy", no_wrap=True)
+    for head in (
+        *("recv.\nfwd", "recv.\nbwd", "imbal.\ntotal", "imbal.\nsteps"),
+        *("peak\nfwd", "peak\nbwd", "heads", "KV\ncopies"),
     ):
-        table.add_column(column, justify="right")
-    for column in ("tokens", "heads\nmax / mean", "KV\ncopies"):
-        table.add_column(column, justify="right")
-    for answer in answers:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, answer in zip(names, answers, strict=True):
         costs = answer.costs
         if costs is None:
-            table.add_row(answer.strategy, "not legal", *[""] * 8)
+            table.add_row(broken(name, _NAME), "not legal", *[""] * 7)
             continue
+        mean = f"/{costs.heads_mean:.3g}" if costs.heads_mean != costs.heads_max else ""
         table.add_row(
-            answer.strategy,
-            f"{costs.volume_bytes / _MIB:.1f}",
-            f"{costs.volume_bytes_backward / _MIB:.1f}",
+            broken(name, _NAME),
+            _figures(costs.volume_bytes),
+            _figures(costs.volume_bytes_backward),
             f"{costs.imbalance_total:.3f}",
             f"{costs.imbalance_lockstep:.3f}",
-            f"{costs.peak_bytes / _MIB:.1f}",
-            f"{costs.peak_bytes_backward / _MIB:.1f}",
-            _span(costs.tokens_min, costs.tokens_max),
-            f"{costs.heads_max} / {costs.heads_mean:.4g}",
-            f"{costs.kv_copies:.4g}",
+            _figures(costs.peak_bytes),
+            _figures(costs.peak_bytes_backward),
+            f"{costs.heads_max}{mean}",
+            f"{costs.kv_copies:.3g}",
         )
-    refused = [answer.reason for answer in answers if answer.reason is not None]
-    table.caption = "\n".join(["bytes and exact areas of plans that were proved", *refused])
-    table.caption_justify = "left"
     return table
+
+
+def _notes(answers: Sequence[Explanation]) -> list[str]:
+    """What rows have in common, which placements are more even, and what was refused."""
+    legal = [answer for answer in answers if answer.legal]
+    notes = [f"the same plan: {names}" for names in _alike(legal, lambda one: one.work_hash)]
+    others = list({answer.work_hash: answer for answer in reversed(legal)}.values())[::-1]
+    notes += [f"equal in every number: {names}" for names in _alike(others, lambda one: one.costs)]
+    for answer in answers:
+        for near in answer.evener[:1]:
+            assert answer.costs is not None  # only what is legal has a placement to improve
+            notes.append(
+                f"{answer.strategy}: more even with {near.flags} (imbalance "
+                f"{near.imbalance_total:.3f}, not {answer.costs.imbalance_total:.3f})"
+            )
+        if answer.resolved != answer.resolved_backward:
+            notes.append(f"{answer.strategy}: {answer.resolved_backward} backward")
+        if answer.reason is not None:
+            tried = f"; try {', '.join(answer.hints)}" if answer.hints else ""
+            notes.append(answer.reason + tried)
+    return notes
+
+
+def _alike(answers: Sequence[Explanation], key: Callable[[Explanation], object]) -> list[str]:
+    """Names of strategies that have the same of something."""
+    groups: dict[str, list[str]] = {}
+    for answer in answers:
+        groups.setdefault(repr(key(answer)), []).append(answer.resolved or answer.strategy)
+    return [", ".join(names) for names in groups.values() if len(names) > 1]
+
+
+def _figures(count: int) -> str:
+    mib = count / _MIB
+    return f"{mib:.1f}" if mib < 9999.95 else f"{mib:.0f}"
 
 
 def _span(least: int, most: int) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from harness.balance import imbalance_lockstep, imbalance_total, work_by_rank
 from harness.errors import UnsupportedError
-from harness.explain import LINKS, Explanation, as_json, explain, hiding_block_tokens
+from harness.explain import Explanation, as_json, explain
+from harness.hiding import LINKS, hiding_block_tokens
 from harness.plan import Tile
 from harness.problem import Direction, Dtype, Problem
 from harness.strategy import Chosen
@@ -204,6 +205,8 @@ def test_everything_that_is_called_near_is_legal_and_as_even_as_it_says() -> Non
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
+        ("grid:rows=3", ["grid:rows=2", "grid:rows=4", "grid:rows=1", "grid:rows=8"]),
+        ("grid:rows=3,fused=true", ["grid:rows=2,fused=true"]),
         ("usp:3x2", ["usp:8x1", "usp:4x2", "usp:2x4"]),
         ("double_ring:inner=5", ["double_ring:inner=8", "double_ring:inner=4"]),
     ],
@@ -216,6 +219,28 @@ def test_a_degree_that_does_not_divide_is_answered_with_those_that_do(
     assert not answer.legal
     for spelled in nearest:
         assert f"--strategy {spelled} --cp 8" in [near.flags for near in answer.nearest]
+
+
+def test_a_strategy_of_layers_is_answered_with_its_scope() -> None:
+    wanted = problem(cp=4, seqlen=74, heads_q=6, heads_kv=2)
+    nearest = asked("upipe:ring=2", wanted).nearest
+
+    assert [near.flags for near in nearest] == ["--strategy upipe:ring=2 --cp 4 --scope layer"]
+    layer = replace(wanted, hidden=6 * 128)
+    assert asked("upipe:ring=2", layer).legal
+    assert asked("zigzag:offload=true", wanted).nearest[0].flags == (
+        "--strategy zigzag:offload=true --cp 4 --scope layer"
+    )
+    # What is not legal there either is answered with what is, at that scope.
+    flags = [near.flags for near in asked("upipe", wanted).nearest]
+    assert "--strategy upipe:ring=2 --cp 4 --scope layer" in flags
+    assert all(text.endswith(" --scope layer") for text in flags)
+
+
+def test_alternatives_are_looked_for_only_if_wanted() -> None:
+    refused = explain(strategy("grid:rows=3"), problem(cp=4, seqlen=74), alternatives=False)
+    assert refused.nearest == ()
+    assert not refused.legal
 
 
 def test_a_strategy_that_can_do_nothing_is_answered_with_others() -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,38 @@ def test_a_slower_cell_exits_with_1_and_is_shown(
     assert "1 ms" in printed
     assert "1.2 ms" in printed
     assert "ring: 1 cells slower, median ratio 1.200" in printed
-    assert "1 cells in both, 1 of them changed" in printed
+    assert "1 cells in both, 1 of them changed; 1 of 1 changes for the worse" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        ({}, {"time_s": 0.5}, 0),  # faster
+        ({}, {"plan_hash": "bb"}, 0),
+        ({"peak_bytes": 9}, {"peak_bytes": 8}, 0),
+        ({"peak_bytes": 8}, {"peak_bytes": 9}, 1),
+        ({"bytes_sent_per_rank": 8}, {"bytes_sent_per_rank": 9}, 1),
+        ({"max_rel_error": {"dk": 1e-7}}, {"max_rel_error": {"dk": 5e-7}}, 1),
+    ],
+)
+def test_only_what_is_worse_exits_with_1(
+    before: dict[str, Any], after: dict[str, Any], status: int, tmp_path: Path
+) -> None:
+    fixed = {"time_s": 1.0, "plan_hash": "aa"}
+    one = write(tmp_path / "a", **{**fixed, **before})
+    two = write(tmp_path / "b", **{**fixed, **after})
+    assert call(str(one), str(two)) == status
+
+
+def test_a_cell_that_is_new_is_no_failure_and_one_that_is_gone_is(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", 1.0)
+    two = write(tmp_path / "b", 1.0)
+    other = replace(CONFIG, seqlen_q=65, seqlen_kv=65)
+    with ResultFolder(two) as results:
+        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20))
+    assert call(str(one), str(two)) == 0
+    assert call(str(two), str(one)) == 1
 
 
 def test_a_larger_threshold_in_percent_lets_it_pass(tmp_path: Path) -> None:
@@ -120,7 +152,7 @@ def test_scatter_that_raises_the_threshold_is_told(
     printed = capsys.readouterr().out
 
     # Each of 8 changes by 1.25 ** 2; twice that in logarithms is 1.25 ** 4 = 2.44.
-    assert "only changes of more than 144% count" in printed
+    assert "only changes of more than 144% count" in " ".join(printed.split())
     assert "8 cells in both, no change" in printed
 
 
