@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from harness.cluster import Cluster, Runtime
 from harness.cost import Costs
-from harness.plan import Piece, Place, Plan, Tensor, Tile
+from harness.plan import Tile
 from harness.problem import Direction, Problem
 from harness.residency import Program
-from harness.sizes import tile_flops
+from harness.sizes import problem_flops, tile_flops
 from harness.streams import Work, stream_of, work_of
 from harness.trace import Stream
 
@@ -93,11 +93,8 @@ def problem_bound_s(problem: Problem, direction: Direction, cluster: Cluster) ->
         UnsupportedError: The problem has more ranks than the cluster has GPUs.
     """
     cluster.require(problem.cp)
-    whole = (Piece(Tensor.Q, (0,), problem.all_heads),)
-    tile = Tile(Place(0), direction, whole, (), problem.pattern.total_area)
-    plan = Plan(problem, "", direction, (), (), (), (tile,), ())
     speed = cluster.gpu.attention_flops_per_s(problem.dtype, direction)
-    return tile_flops(plan, tile) / speed / problem.cp
+    return problem_flops(problem, direction) / speed / problem.cp
 
 
 def _longest(work: Work) -> float:

@@ -1,9 +1,11 @@
 """A calibration: every fitted parameter of one cluster, where it was fitted, and how well.
 
 One TOML file per cluster in `harness/clusters`; each line of a parameter says its source and date.
-A time beyond the fitted range is still given, but marked: see `Calibration.inside`.
+A file of the same form at any path serves as well, so a user can bring a cluster. A time beyond the
+fitted range is still given, but marked: see `Calibration.inside`.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,9 +16,49 @@ from typing import TypeVar, cast
 from harness.effects import Crowd, Eager, Effects
 from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.link_model import Curve, Links
+from harness.problem import Dtype
 
 T = TypeVar("T")
+LINEAR_EFFICIENCY = 0.7
+"""Assumed: large GEMMs reach about 70 % of the peak."""
 FOLDER = Path(__file__).with_name("clusters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a datasheet says of a cluster and its GPU, or of any other processor with ranks on it.
+
+    Attributes:
+        gpu: Model.
+        device: `cuda`; or `cpu`, where ranks are processes that run this harness's interpreter.
+        nodes: How many.
+        gpus_per_node: Of each; one rank each.
+        flops_per_s: Dense peak of bfloat16 and float16 products.
+        flops_per_s_float32: Of float32 products.
+        flops_per_s_float64: Of float64 products.
+        memory_bytes: Capacity of one GPU.
+        host_bytes_per_s: Its link to the host's memory, per direction.
+    """
+
+    gpu: str
+    device: str
+    nodes: int
+    gpus_per_node: int
+    flops_per_s: float
+    flops_per_s_float32: float
+    flops_per_s_float64: float
+    memory_bytes: int
+    host_bytes_per_s: float
+
+    def peak_flops_per_s(self, dtype: Dtype) -> float:
+        """Dense peak of one precision."""
+        match dtype:
+            case Dtype.FLOAT64:
+                return self.flops_per_s_float64
+            case Dtype.FLOAT32:
+                return self.flops_per_s_float32
+            case Dtype.BFLOAT16 | Dtype.FLOAT16:
+                return self.flops_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +70,7 @@ class Range:
         max_tokens: Most.
         heads: Numbers of heads; between them the model interpolates.
         head_dims: Widths.
+        dtypes: Precisions.
         max_message_bytes: Largest message.
     """
 
@@ -35,6 +78,7 @@ class Range:
     max_tokens: int
     heads: tuple[int, ...]
     head_dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
     max_message_bytes: float
 
 
@@ -43,16 +87,18 @@ class Calibration:
     """All that is known of one cluster.
 
     Attributes:
-        id: Name, date and kind: goes into every record.
+        id: Name and date: goes into every record.
+        hardware: What datasheets say.
         kernels: The attention kernels.
         links: The links.
         effects: The effects of whole runs.
         range: Where it was fitted.
-        errors: Expected share of error by class: `kernel_forward`, `kernel_backward`, `near`,
-            `far`, and `graph` and `eager` of whole plans.
+        errors: Expected share of error by class: `kernel_forward`, `kernel_backward`, `near` and
+            `far` of single calls and messages; of whole plans see `plan_class`.
     """
 
     id: str
+    hardware: Hardware
     kernels: Kernels
     links: Links
     effects: Effects
@@ -62,6 +108,16 @@ class Calibration:
     def __hash__(self) -> int:
         """Hash by id."""
         return hash(self.id)
+
+    @property
+    def name(self) -> str:
+        """What the cluster is called."""
+        return self.id.partition("/")[0]
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether ranks are GPUs."""
+        return self.hardware.device == "cuda"
 
     def inside(self, tokens: tuple[int, ...], heads: int, head_dim: int) -> bool:
         """Whether kernel calls of these lengths lie where kernels were measured."""
@@ -74,14 +130,18 @@ def load(path: Path) -> Calibration:
     """Read a calibration.
 
     Raises:
-        ValueError: The file lacks a parameter, or has one that is unknown.
+        ValueError: There is no such file, it lacks a parameter, or has one that is unknown.
     """
-    body = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        body = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"calibration ({path}) cannot be read: {error}") from None
     try:
         kernels, links, effects = body["kernels"], body["links"], body["effects"]
         near, far, eager = effects.pop("near"), effects.pop("far"), effects.pop("eager")
         return Calibration(
             id=body["id"],
+            hardware=_made(Hardware, body["hardware"]),
             kernels=Kernels(
                 sms=kernels["sms"],
                 memory_bandwidth_bytes_per_s=kernels["memory_bandwidth_bytes_per_s"],
@@ -105,11 +165,21 @@ def load(path: Path) -> Calibration:
         raise ValueError(f"calibration ({path.name}) must have every parameter: {error}") from None
 
 
+def plan_class(*, eager: bool, nodes: int, backward: bool) -> str:
+    """The class of a whole plan's error: its runtime, one node or several, its direction."""
+    runtime = "eager" if eager else "graph"
+    where = "one_node" if nodes == 1 else "nodes"
+    return f"{runtime}_{where}_{'backward' if backward else 'forward'}"
+
+
 @cache
-def calibration(name: str) -> Calibration | None:
-    """Return the calibration that ships under a name, if there is one."""
-    path = FOLDER / f"{name}.toml"
-    return load(path) if path.exists() else None
+def calibration(name: str) -> Calibration:
+    """Return the calibration that ships under a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    return load(FOLDER / f"{name}.toml")
 
 
 def _frozen(value: object) -> object:
@@ -128,7 +198,7 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
 
     Args:
         value: What to write.
-        sources: By section (`kernels.forward`, `links.near`, ...), what each of its lines cites;
+        sources: By section (`kernels.forward`, ...) or line (`hardware.nodes`, ...), what it cites;
             `` for all others.
     """
     lines: list[str] = [f'id = "{value.id}"']
@@ -138,8 +208,10 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
         source = sources.get(name, sources[""])
         for field in fields(cast("type", body)):
             if field.name not in skip:
-                lines.append(f"{field.name} = {_text(getattr(body, field.name))}  # {source}")
+                own = sources.get(f"{name}.{field.name}", source)
+                lines.append(f"{field.name} = {_text(getattr(body, field.name))}  # {own}")
 
+    section("hardware", value.hardware)
     section("kernels", value.kernels, ("forward", "backward"))
     section("kernels.forward", value.kernels.forward)
     section("kernels.backward", value.kernels.backward)
@@ -157,6 +229,8 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
 
 def _text(value: object) -> str:
     match value:
+        case str():
+            return json.dumps(value, ensure_ascii=False)
         case bool():
             return str(value).lower()
         case float():

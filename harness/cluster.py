@@ -8,8 +8,9 @@ the cost function then prefers; `Cluster.calibration` says in every result which
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
-from harness.calibration import Calibration, calibration
+from harness.calibration import LINEAR_EFFICIENCY, Calibration, calibration, load
 from harness.errors import UnsupportedError
 from harness.plan import Memory, Place
 from harness.problem import Direction, Dtype
@@ -27,10 +28,10 @@ class LinkClass(StrEnum):
 
 
 class Runtime(StrEnum):
-    """How work reaches the GPU: a captured graph, or one launch after another from the host."""
+    """How work reaches the GPU: a captured graph, or one launch after another by eager torch."""
 
     GRAPH = "graph"
-    EAGER = "eager"
+    EAGER = "eager-torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +221,7 @@ H100_SXM = Gpu(
     flops_per_s_float64=66.9e12,  # Source: h100, FP64 tensor core
     efficiency_forward=0.42,  # Source: profile, 419 TFLOP/s at 128K tokens, 32 heads, full
     efficiency_backward=0.35,  # Source: profile, 342 TFLOP/s at 128K tokens, 32 heads, full
-    efficiency_linear=0.7,  # Assumed: large bfloat16 GEMMs reach about 70 % of the peak
+    efficiency_linear=LINEAR_EFFICIENCY,
     memory_bytes=80_000_000_000,  # Source: h100, GPU memory
     memory_bandwidth_bytes_per_s=3.35e12,  # Source: h100, GPU memory bandwidth
     kernel_start_s=5e-6,  # Assumed; profile's smallest kernel takes 12 us with its host launch
@@ -254,69 +255,46 @@ def h100(nodes: int) -> Cluster:
     )
 
 
-def measured(name: str, nodes: int, gpu: Gpu) -> Cluster:
-    """A cluster of 8-GPU nodes with the calibration that ships under its name."""
-    fitted = calibration(name)
-    assert fitted is not None  # a preset has its file
+def measured(fitted: Calibration) -> Cluster:
+    """The cluster of a calibration."""
     forward, backward, links = fitted.kernels.forward, fitted.kernels.backward, fitted.links
-    crowd = fitted.effects.near, fitted.effects.far
+    near, far, sheet = fitted.effects.near, fitted.effects.far, fitted.hardware
     return Cluster(
-        name=name,
-        nodes=nodes,
-        gpus_per_node=8,  # Source: HGX boards of all these models carry 8 GPUs
-        gpu=replace(
-            gpu,
+        name=fitted.name,
+        nodes=sheet.nodes,
+        gpus_per_node=sheet.gpus_per_node,
+        gpu=Gpu(
+            name=sheet.gpu,
+            flops_per_s=sheet.flops_per_s,
+            flops_per_s_float32=sheet.flops_per_s_float32,
+            flops_per_s_float64=sheet.flops_per_s_float64,
             # The fastest pair of a call, so that bounds stay below every kernel's time.
-            efficiency_forward=forward.flops_per_s / min(1, forward.causal) / gpu.flops_per_s,
-            efficiency_backward=backward.flops_per_s / min(1, backward.causal) / gpu.flops_per_s,
+            efficiency_forward=forward.flops_per_s / min(1, forward.causal) / sheet.flops_per_s,
+            efficiency_backward=backward.flops_per_s / min(1, backward.causal) / sheet.flops_per_s,
+            efficiency_linear=LINEAR_EFFICIENCY,
+            memory_bytes=sheet.memory_bytes,
+            memory_bandwidth_bytes_per_s=fitted.kernels.memory_bandwidth_bytes_per_s,
             kernel_start_s=forward.launch_s,
         ),
         nvlink=Link(
-            bandwidth_bytes_per_s=links.near.bytes_per_s * crowd[0].share,
-            latency_s=links.near.latency_s + crowd[0].handshake_s,
+            bandwidth_bytes_per_s=links.near.bytes_per_s * near.share,
+            latency_s=links.near.latency_s + near.handshake_s,
         ),
         nic=Link(
-            bandwidth_bytes_per_s=links.far.bytes_per_s * crowd[1].share,
-            latency_s=links.far.latency_s + crowd[1].handshake_s,
+            bandwidth_bytes_per_s=links.far.bytes_per_s * far.share,
+            latency_s=links.far.latency_s + far.handshake_s,
         ),
-        host_link=_PCIE_5,
+        host_link=replace(_PCIE_5, bandwidth_bytes_per_s=sheet.host_bytes_per_s),
         host_launch_s=fitted.effects.eager.kernel_s,
         calibration=f"calibration {fitted.id}",
         fitted=fitted,
     )
 
 
-_A100 = Gpu(
-    name="A100 SXM4 80GB",
-    flops_per_s=312e12,  # Source: NVIDIA A100 datasheet, BF16 tensor core
-    flops_per_s_float32=19.5e12,  # Source: NVIDIA A100 datasheet, FP32
-    flops_per_s_float64=19.5e12,  # Source: NVIDIA A100 datasheet, FP64 tensor core
-    efficiency_forward=0.7,  # Source: replaced by the calibration
-    efficiency_backward=0.6,  # Source: replaced by the calibration
-    efficiency_linear=0.7,  # Assumed: large bfloat16 GEMMs reach about 70 % of the peak
-    memory_bytes=80_000_000_000,  # Source: NVIDIA A100 datasheet, GPU memory
-    memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
-    kernel_start_s=5e-6,  # Source: replaced by the calibration
-)
-_H200 = replace(
-    H100_SXM,
-    name="H200 SXM 141GB",
-    memory_bytes=141_000_000_000,  # Source: NVIDIA H200 datasheet, GPU memory
-    memory_bandwidth_bytes_per_s=4.8e12,  # Source: NVIDIA H200 datasheet, GPU memory bandwidth
-)
+_FITTED = ("h100-hamming", "dgx-h100", "h800", "a800", "a100", "h200")
 
 CLUSTERS: Mapping[str, Cluster] = {
-    c.name: c
-    for c in (
-        h100(8),
-        h100(1),
-        measured("h100-hamming", 8, H100_SXM),
-        measured("dgx-h100", 1, H100_SXM),
-        measured("h800", 8, replace(H100_SXM, name="H800 SXM5 80GB")),
-        measured("a800", 8, replace(_A100, name="A800 SXM4 80GB")),
-        measured("a100", 8, _A100),
-        measured("h200", 8, _H200),
-    )
+    c.name: c for c in (h100(8), h100(1), *(measured(calibration(name)) for name in _FITTED))
 }
 """The presets, the default first."""
 
@@ -324,11 +302,20 @@ DEFAULT = "h100-8x8"
 
 
 def cluster(name: str = DEFAULT) -> Cluster:
-    """Return a preset.
+    """Return a preset, or the cluster of a calibration file.
+
+    Args:
+        name: Of a preset; or a path that ends in `.toml`, of a file that `calibrate` wrote or that
+            has the same form.
 
     Raises:
-        ValueError: Unknown name; the choices are listed.
+        ValueError: Unknown name, with the choices; or a file that is no calibration.
     """
+    if name.endswith(".toml"):
+        return measured(load(Path(name)))
     if name not in CLUSTERS:
-        raise ValueError(f"cluster ({name}) is unknown; choose from {', '.join(CLUSTERS)}")
+        raise ValueError(
+            f"cluster ({name}) is unknown; choose from {', '.join(CLUSTERS)}, or give the path of "
+            "a .toml file that `calibrate` wrote"
+        )
     return CLUSTERS[name]

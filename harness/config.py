@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from harness.cluster import Runtime
 from harness.plan import Scope
 from harness.problem import Direction, Dtype, Problem
 from patterns import make_pattern
@@ -23,7 +24,8 @@ class Where(StrEnum):
 class Config:
     """Names of one cell; the fields are those of `Problem`, spelled as a user would type them.
 
-    `cluster` is what a simulated cell runs on; other cells run on this machine. `hidden` and
+    `cluster` is what a simulated cell runs on, and `runtime` how its work reaches the GPUs; other
+    cells run on this machine. `hidden` and
     `rotary` are those of a layer: at layer scope `hidden` is heads_q x head_dim unless it is given.
     """
 
@@ -43,6 +45,7 @@ class Config:
     cluster: str | None = None
     hidden: int | None = None
     rotary: float | None = None
+    runtime: Runtime | None = None
 
     @property
     def problem(self) -> Problem:

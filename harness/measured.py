@@ -36,6 +36,7 @@ Row = Mapping[str, str]
 CLUSTERS = {"H800": "h800", "A800": "a800", "A100": "a100", "H100": "h100-hamming"}
 """Calibration of each GPU label of the tables."""
 
+_EAGER = ("ring", "zigzag", "stripe")
 _PER_CHUNK = 1024  # tokens of the reference problem
 _RAW = {"strided": 16, "global_local": 16, "star": 4, "streaming": 8}  # Source: UltraAttn, tables
 _NOISE_S = 0.3e-3  # below it measured times of this harness repeat only within 14 %
@@ -93,14 +94,40 @@ class Case:
     @property
     def is_eager(self) -> bool:
         """Whether it is a baseline in eager torch."""
-        return self.strategy in ("ring", "zigzag", "stripe")
+        return self.strategy in _EAGER
 
 
 def case_of(row: Row) -> Case | str:
     """Read a row; a text says why it is skipped."""
-    if "author_predicted_s" in row:
-        return _sparse(row)
-    return _dense(row)
+    if row["gpu"] not in CLUSTERS:
+        return f"there is no calibration of {row['gpu']}"
+    if row["strategy"] not in ("ultra", *_EAGER):
+        return f"strategy {row['strategy']} does not exist here"
+    try:
+        case = _sparse(row) if "author_predicted_s" in row else _dense(row)
+    except (KeyError, ValueError) as error:
+        return f"the row cannot be read: {type(error).__name__}: {error}"
+    return case if isinstance(case, str) else _refused(case) or case
+
+
+def _refused(case: Case) -> str:
+    """Why a row cannot be planned; empty if it can."""
+    if min(case.measured_s, case.seqlen_q, case.seqlen_kv, case.heads, case.cp) <= 0:
+        return "the row cannot be read: times, lengths, heads and GPUs must be positive"
+    if case.direction not in ("fwd", "bwd"):
+        return f"direction {case.direction} does not exist here"
+    dense = case.pattern in ("full", "causal")
+    if not dense and case.pattern not in _RAW:
+        return f"pattern {case.pattern} does not exist here"
+    if case.strategy.startswith("grid"):
+        ranks = case.gpus_per_node if case.nodes == 1 else case.nodes
+        if not case.rows or ranks % case.rows:
+            return f"a grid of {case.rows} rows does not fit {ranks} GPUs or nodes"
+        if case.pattern != "full":
+            return f"grids of pattern {case.pattern} do not exist here"
+    if case.strategy == "owner" and dense:
+        return f"allocations of pattern {case.pattern} do not exist here"
+    return ""
 
 
 def _dense(row: Row) -> Case | str:
@@ -115,8 +142,6 @@ def _dense(row: Row) -> Case | str:
             return "the switches nocomm and nocomp do not act on fused plans"
     else:
         label = row["strategy"]
-    if row["gpu"] not in CLUSTERS:
-        return f"there is no calibration of {row['gpu']}"
     return Case(
         gpu=row["gpu"],
         nodes=int(row["nodes"]),
@@ -147,8 +172,6 @@ def _sparse(row: Row) -> Case | str:
         label = "owner"
     if pattern == "global_local" and nodes == 8 and seqlen < 256 * 1024:
         return "8 nodes, global+local, under 256K: variants differ up to 12.7 times by noise"
-    if row["gpu"] not in CLUSTERS:
-        return f"there is no calibration of {row['gpu']}"
     return Case(
         gpu=row["gpu"],
         nodes=nodes,
@@ -201,11 +224,10 @@ def _eager(case: Case, pricer: Pricer) -> float:
     pattern = case.pattern if case.strategy == "ring" else "causal"
     # The measured rings send everything everywhere, needed or not.
     text = "ring-classic" if case.strategy == "ring" else f"{case.strategy}:prune=false"
-    shape = planned(text, pattern, case.cp, case.gpus_per_node, case.pass_)
+    shape = planned(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
     # The measured zigzag returned from its forward merge at once.
     merges = not (case.strategy == "zigzag" and case.pass_ is Direction.FORWARD)
     pricer.convention = replace(TORCH, merges=merges)
-    pricer.alone = True
     return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
 
 
@@ -273,11 +295,19 @@ def _strided_pairs(case: Case, pricer: Pricer) -> float:
 
 
 @lru_cache(maxsize=512)
-def planned(text: str, pattern: str, cp: int, gpus_per_node: int, direction: Direction) -> Skeleton:
+def planned(
+    text: str,
+    pattern: str,
+    cp: int,
+    gpus_per_node: int,
+    direction: Direction,
+    *,
+    eager: bool = False,
+) -> Skeleton:
     """The skeleton of a strategy's plan."""
     problem = _problem(pattern, cp * _PER_CHUNK, cp)
     plan = strategy(text).plan(problem, direction, Context(gpus_per_node=gpus_per_node))
-    return skeleton(verify(plan), gpus_per_node)
+    return skeleton(verify(plan), gpus_per_node, eager=eager)
 
 
 @lru_cache(maxsize=512)

@@ -5,16 +5,16 @@ merges, so that published measurements are predicted as they were made: the Ultr
 partial results in the inputs' precision, no lse and no delta, and merges nothing.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from harness.calibration import Calibration
+from harness.calibration import LINEAR_EFFICIENCY, Calibration
 from harness.dynamics import HELD, Job, run
 from harness.effects import ALL, Crowd, Effect, crowded_s
 from harness.kernel_model import Kernels
 from harness.link_model import Curve
-from harness.problem import Direction
-from harness.skeleton import Call, Need, Part, Skeleton
+from harness.problem import Direction, Dtype
+from harness.skeleton import Call, Launched, Need, Size, Skeleton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,12 @@ ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
 """The UltraAttn harness: a queue launched ahead, nothing merged (its `reduce` is empty)."""
 
 
+def convention(dtype: Dtype, *, eager: bool) -> Convention:
+    """What this harness moves for a precision, in a captured graph or as eager torch would."""
+    base = TORCH if eager else HARNESS
+    return replace(base, plain_bytes=dtype.bytes, result_bytes=dtype.accumulator_bytes)
+
+
 @dataclass(slots=True)
 class Pricer:
     """Prices needs at one size.
@@ -67,7 +73,7 @@ class Pricer:
         transfers: Whether transfers take time.
         tile_s: Overrides the time of a tile, for plans over whole nodes.
         far_ranks: Of a rank of a plan over nodes, how many GPUs share its transfers.
-        alone: Whether transfers between nodes are single pairs, as in a ring.
+        dtype: Precision.
     """
 
     calibration: Calibration
@@ -82,74 +88,65 @@ class Pricer:
     transfers: bool = True
     tile_s: Callable[[Call], float] | None = None
     far_ranks: int = 1
-    alone: bool = False
+    dtype: Dtype = Dtype.BFLOAT16
     _largest: float = field(default=0.0, init=False)
+    _alone: bool = field(default=False, init=False)
 
     def seconds_of(self, skeleton: Skeleton) -> float:
         """Time a whole plan."""
-        jobs = self.jobs(skeleton)
-        ends = run(
-            jobs,
-            blocking=Effect.BLOCKING in self.effects,
-            kernels_first=self.convention.kernels_first,
-        )[1]
-        start = self.calibration.effects.start_s if Effect.START in self.effects else 0.0
-        return max(ends, default=0.0) + start
+        return max(self.times(skeleton)[1], default=0.0) + self.start_s
+
+    @property
+    def start_s(self) -> float:
+        """When the first kernel of a plan runs."""
+        return self.calibration.effects.start_s if Effect.START in self.effects else 0.0
+
+    def times(self, skeleton: Skeleton) -> tuple[list[float], list[float]]:
+        """When each part of a plan starts and ends, if the plan starts at once."""
+        return self.run(self.jobs(skeleton))
+
+    def run(self, jobs: Sequence[Job]) -> tuple[list[float], list[float]]:
+        """When priced jobs start and end."""
+        blocking = Effect.BLOCKING in self.effects
+        return run(jobs, blocking=blocking, kernels_first=self.convention.kernels_first)
 
     def jobs(self, skeleton: Skeleton) -> list[Job]:
         """Price all parts of a skeleton."""
         needs = dict.fromkeys(part.need for part in skeleton.parts)
-        sizes = [self.wire_bytes(need) for need in needs if need.kind == "transfer"]
+        sizes = [self.wire_bytes(need.size) for need in needs if need.kind == "transfer"]
         self._largest = max(sizes, default=0.0)
+        # Where all GPUs of a node send to other nodes a pair gets less than it would get alone.
+        self._alone = skeleton.lonely and self.far_ranks == 1
         far = any(need.far for need in needs)
         prices = {need: self.price(need, far=far) for need in needs}
         even = self._even(skeleton, prices) if Effect.IMBALANCE not in self.effects else {}
-        clocks: dict[int, float] = {}
-        latest: dict[int, int] = {}  # per rank, its last kernel so far
         jobs: list[Job] = []
         for part in skeleton.parts:
             seconds, wave_s = prices[part.need]
             if part.need.kind == "tile" and part.ranks and part.ranks[0] in even:
                 seconds = tuple(s * even[part.ranks[0]] for s in seconds)
-            release = self._released(part, clocks) if self._hosted else 0.0
+            release = max(map(self.launch_s, part.launched), default=0.0) if self.hosted else 0.0
             moves = part.need.kind == "transfer"
-            # Gradients of keys are sent when a step has ended, and hide behind the next one.
-            inputs = not part.need.size.result_kv
-            whole = moves and part.need.far and inputs and self.convention.eager
-            after = part.after
-            if moves and whole:
+            after, patient = part.after, False
+            if self.convention.eager and part.latest:
                 # torch's transfer stream first waits for what the host has launched before.
-                after = (*after, *(latest[r] for r in part.ranks if r in latest))
-            elif part.ranks and not moves:
-                latest[part.ranks[0]] = len(jobs)
-            jobs.append(Job(part.queues, part.ranks, seconds, after, release, wave_s, moves, whole))
+                after, patient = (*after, *part.latest), True
+            jobs.append(
+                Job(part.queues, part.ranks, seconds, after, release, wave_s, moves, patient)
+            )
         return jobs
 
     @property
-    def _hosted(self) -> bool:
+    def hosted(self) -> bool:
+        """Whether launches cost host time."""
         return self.convention.eager and Effect.HOST in self.effects
 
-    def _released(self, part: Part, clocks: dict[int, float]) -> float:
-        """Let the hosts of a part's ranks launch it; return when that is done."""
+    def launch_s(self, launched: Launched) -> float:
+        """Host time of launches, one after another."""
         eager = self.calibration.effects.eager
-        match part.need.kind:
-            case "transfer":
-                rank = part.ranks[1]
-                clocks[rank] = clocks.get(rank, 0.0) + eager.transfer_s
-                return max(clocks.get(r, 0.0) for r in part.ranks)
-            case "tile":
-                forward = self.direction is Direction.FORWARD
-                each = eager.kernel_s if forward else eager.backward_s
-                cost = len(part.need.calls) * each
-                if any(part.need.size) and self.convention.merges:
-                    cost += eager.merge_s
-            case "merge":
-                cost = eager.merge_s
-            case _:
-                return 0.0
-        rank = part.ranks[0]
-        clocks[rank] = clocks.get(rank, 0.0) + cost
-        return clocks[rank]
+        call_s = eager.kernel_s if self.direction is Direction.FORWARD else eager.backward_s
+        merges = launched.merges + (launched.folds if self.convention.merges else 0)
+        return launched.calls * call_s + merges * eager.merge_s + launched.moves * eager.transfer_s
 
     def _even(
         self, skeleton: Skeleton, prices: dict[Need, tuple[tuple[float, ...], float]]
@@ -160,7 +157,8 @@ class Pricer:
             if part.need.kind == "tile":
                 rank = part.ranks[0]
                 work[rank] = work.get(rank, 0.0) + prices[part.need][0][0]
-        mean = sum(work.values()) / len(work) if work else 0.0
+        ranks = sum(skeleton.alike[rank] for rank in work)
+        mean = sum(s * skeleton.alike[rank] for rank, s in work.items()) / ranks if ranks else 0.0
         return {rank: mean / seconds for rank, seconds in work.items() if seconds}
 
     def price(self, need: Need, *, far: bool = False) -> tuple[tuple[float, ...], float]:
@@ -174,8 +172,14 @@ class Pricer:
                 return (self.collective(need),), 0.0
             case "merge":
                 return (self.fold_s(need),), 0.0
-            case "delta" if self.convention.merges:
+            case "delta" | "finish" | "copy" if self.convention.merges:
                 return (self.memory_s(need, 1.0),), 0.0
+            case "linear":
+                rate = LINEAR_EFFICIENCY * self.calibration.hardware.peak_flops_per_s(self.dtype)
+                flops = need.flops * self.heads * self.scale_q if self.compute else 0.0
+                return (flops / rate,), 0.0
+            case "host":
+                return (self.host_s(need),), 0.0
             case _:
                 return (0.0,), 0.0
 
@@ -201,8 +205,11 @@ class Pricer:
         return tuple(times), wave
 
     def call_s(self, kernels: Kernels, call: Call, held_sms: int) -> float:
-        """Time one kernel call."""
-        return kernels.seconds(
+        """Time one kernel call; a precision that was not measured by its peak rate."""
+        sheet = self.calibration.hardware
+        fitted = Dtype(self.calibration.range.dtypes[0])
+        slower = sheet.peak_flops_per_s(fitted) / sheet.peak_flops_per_s(self.dtype)
+        return slower * kernels.seconds(
             self.direction,
             round(call.rows * self.scale_q),
             round(call.columns * self.scale_kv),
@@ -235,12 +242,13 @@ class Pricer:
         size = need.size
         elements = (size.result_q + size.row_q) * self.scale_q + size.result_kv * self.scale_kv
         plain = size.plain_q * self.scale_q + size.plain_kv * self.scale_kv
-        moved = self.heads * (4 * elements + self.convention.plain_bytes * plain)
+        wide = max(self.dtype.accumulator_bytes, self.convention.result_bytes)
+        moved = self.heads * (wide * elements + self.convention.plain_bytes * plain)
         return passes * moved / self.calibration.kernels.memory_bandwidth_bytes_per_s
 
-    def wire_bytes(self, need: Need) -> float:
-        """Bytes that a transfer or collective moves."""
-        c, size = self.convention, need.size
+    def wire_bytes(self, size: Size) -> float:
+        """Bytes on the way."""
+        c = self.convention
         per_q = c.plain_bytes * size.plain_q + c.result_bytes * size.result_q
         per_kv = c.plain_bytes * size.plain_kv + c.result_bytes * size.result_kv
         per_q += c.row_bytes * size.row_q
@@ -252,14 +260,19 @@ class Pricer:
         if not self.transfers:
             return (0.0,)
         links, effects = self.calibration.links, self.calibration.effects
-        size = self.wire_bytes(need)
-        if need.far:
-            curve, crowd = (links.far_alone if self.alone else links.far), effects.far
-        else:
-            curve, crowd = links.near, effects.near
-        if need.far and self.alone:
-            return (curve.seconds(size) + (effects.eager.far_s if self._hosted else 0.0),)
-        return self.crowded(curve, crowd, size)
+        size = self.wire_bytes(need.size)
+        if not need.far:
+            return self.crowded(links.near, effects.near, size)
+        wait_s = effects.eager.far_s if self.hosted else 0.0
+        if self._alone:
+            return (links.far_alone.seconds(size) + wait_s,)
+        return tuple(s + wait_s for s in self.crowded(links.far, effects.far, size))
+
+    def host_s(self, need: Need) -> float:
+        """Time to move pieces between a GPU and its host."""
+        if not self.transfers:
+            return 0.0
+        return self.wire_bytes(need.size) / self.calibration.hardware.host_bytes_per_s
 
     def crowded(self, curve: Curve, crowd: Crowd, size: float) -> tuple[float, ...]:
         """Time a message that is not alone."""
@@ -270,11 +283,15 @@ class Pricer:
         return time, time + size / curve.bytes_per_s * (1 / crowd.share_beside - 1)
 
     def collective(self, need: Need) -> float:
-        """Time a collective by what its busiest rank receives."""
+        """Time a collective by what its busiest rank receives, near and far at once."""
         if not self.transfers:
             return 0.0
-        links, size = self.calibration.links, self.wire_bytes(need)
-        if need.far:
-            steps = max(1, need.group - 1)
-            return steps * links.far.seconds(size / steps)
-        return links.near_collective.seconds(size)
+        links = self.calibration.links
+        near_s = far_s = 0.0
+        if any(need.far_size):
+            size = self.wire_bytes(need.far_size) / need.sharing
+            steps = max(1, need.far_peers // need.sharing)
+            far_s = steps * links.far.seconds(size / steps)
+        if any(need.size):
+            near_s = links.near_collective.seconds(self.wire_bytes(need.size))
+        return max(near_s, far_s)

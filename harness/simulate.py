@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from harness.cluster import Cluster, Runtime
 from harness.errors import CycleError
 from harness.plan import Free
+from harness.predicted import pricer, skeleton_on, spans_of, trust
 from harness.residency import Program
 from harness.streams import Dispatch, Order, Work, in_order, stream_of, work_of
 from harness.trace import LINK_STREAMS, Source, Span, Stream, Trace, kind_of, trace_of
@@ -27,6 +28,9 @@ def simulate(
 ) -> Trace:
     """Simulate a plan.
 
+    On a calibrated cluster with first-in-first-out streams in the plan's order, all fitted effects
+    count (see `predicted`); other orders, and datasheet clusters, know only costs and queues.
+
     Args:
         program: A verified, resolved plan (see `verify`).
         cluster: Where it runs; rank r on node r // gpus_per_node.
@@ -41,6 +45,23 @@ def simulate(
         UnsupportedError: The plan has more ranks than the cluster has GPUs.
         CycleError: The order makes ranks wait for one another.
     """
+    words = f"{runtime.value} runtime, {dispatch.value} streams"
+    fitted = cluster.fitted
+    if fitted is not None and work is None and order is None and dispatch is Dispatch.IN_ORDER:
+        plan = program.plan
+        cluster.require(plan.problem.cp)
+        eager = runtime is Runtime.EAGER
+        prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
+        shape = skeleton_on(program, fitted, eager=eager, fold=False)
+        said = trust(plan.problem, plan.direction, shape, prices, eager=eager)
+        return trace_of(
+            program,
+            spans_of(plan, shape, prices),
+            source=Source.SIMULATED,
+            machine=cluster.name,
+            calibration=f"{said.text}; {words}",
+            peak_memory_bytes=peak_memory_bytes,
+        )
     if work is None:
         work = work_of(program, cluster, runtime, order)
     if dispatch is Dispatch.IN_ORDER:
@@ -51,7 +72,7 @@ def simulate(
         spans,
         source=Source.SIMULATED,
         machine=cluster.name,
-        calibration=f"{cluster.calibration}; {runtime.value} runtime, {dispatch.value} streams",
+        calibration=f"{cluster.calibration}; {words}",
         peak_memory_bytes=peak_memory_bytes,
     )
 

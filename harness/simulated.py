@@ -2,30 +2,40 @@
 
 import traceback
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from harness.balance import imbalance_total
-from harness.bounds import bounds
+from harness.bounds import bounds, problem_bound_s
+from harness.calibration import Calibration
 from harness.cell import Status, plan_flops, record
 from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError
 from harness.memory import ledger
-from harness.plan import Plan, Tile, legs_of
+from harness.plan import legs_of
+from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
 from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
-from harness.sizes import sent_bytes
+from harness.sizes import problem_flops, sent_bytes
 from harness.strategy import Context
 from harness.streams import work_of
+from harness.structure import Structure, cache_folder, planned_at, structure_of
 from harness.verify import verify
 from harness.workers import spread
 from strategies import strategy
 
+Structures = dict[object, Structure]
+"""What was planned so far, by what decides it."""
+
 
 def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[Record, None, None]:
     """Simulate cells; what goes wrong in one becomes its record.
+
+    Cells that differ only in what a plan does not depend on are one piece of work: see `structure`.
 
     Args:
         configs: Cells with a cluster.
@@ -35,27 +45,61 @@ def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[Record,
         Records as they are done, not in the cells' order.
     """
     context = environment()
-    work = partial(simulate_cell, context=context)
-    if jobs == 1 or len(configs) <= 1:
-        yield from map(work, configs)
+    groups: dict[Config, list[Config]] = {}
+    for config in configs:
+        groups.setdefault(_alike(config), []).append(config)
+    work = partial(_simulate_group, context=context)
+    if jobs == 1 or len(groups) <= 1:
+        for group in groups.values():
+            yield from work(group)
         return
     # The dearest first, so that no long one is left alone at the end.
-    ordered = sorted(configs, key=lambda config: -config.cp)
-    yield from spread(work, ordered, jobs=jobs, lost=partial(_lost, context=context))
+    ordered = sorted(groups.values(), key=lambda group: -group[0].cp)
+    for records in spread(work, ordered, jobs=jobs, lost=partial(_lost, context=context)):
+        yield from records
 
 
-def _lost(config: Config, context: Record) -> Record:
-    return record(config, Status.ERROR, context, reason="the process that simulated it died")
+def _alike(config: Config) -> Config:
+    """What cells with one plan have in common; a cell that cannot be planned is alone."""
+    try:
+        return replace(planned_at(config), cluster=None)
+    except ValueError:
+        return config
 
 
-def simulate_cell(config: Config, context: Record) -> Record:
-    """Plan, prove and simulate one cell."""
+def _lost(group: Sequence[Config], context: Record) -> list[Record]:
+    reason = "the process that simulated it died"
+    return [record(config, Status.ERROR, context, reason=reason) for config in group]
+
+
+def _simulate_group(group: Sequence[Config], context: Record) -> list[Record]:
+    known: Structures = {}
+    return [simulate_cell(config, context, known) for config in group]
+
+
+def simulate_cell(
+    config: Config,
+    context: Record,
+    known: Structures | None = None,
+    folder: Path | None = None,
+) -> Record:
+    """Plan, prove and simulate one cell.
+
+    Args:
+        config: The cell, with a cluster.
+        context: The environment, for the record.
+        known: Structures that earlier cells have made; gets this one's.
+        folder: Where structures are kept; the user's cache by default.
+    """
     assert config.cluster is not None  # the suite gives simulated cells one
+    known = {} if known is None else known
     try:
         machine = cluster(config.cluster)
         machine.require(config.cp)
-        chosen = strategy(config.strategy)
-        plan = chosen.plan(
+        if machine.fitted is not None:
+            kept = folder or cache_folder()
+            return predicted(config, machine, machine.fitted, context, known, kept)
+        plan = strategy(config.strategy).plan(
             config.problem, config.direction, Context(gpus_per_node=machine.gpus_per_node)
         )
         return simulated(verify(plan), config, machine, context)
@@ -71,22 +115,21 @@ def simulate_cell(config: Config, context: Record) -> Record:
 
 
 def simulated(program: Program, config: Config, machine: Cluster, context: Record) -> Record:
-    """Simulate a proved plan; one that does not fit the GPU's memory is `oom`, time and all."""
+    """Simulate a proved plan on datasheet numbers; what does not fit a GPU is `oom`."""
     plan = program.plan
     peaks = ledger(program).peak_bytes
-    work = work_of(program, machine, Runtime.GRAPH)
-    limits = bounds(program, machine, work=work)
-    trace = simulate(program, machine, peak_memory_bytes=peaks, work=work)
+    runtime = config.runtime or Runtime.GRAPH
+    work = work_of(program, machine, runtime)
+    limits = bounds(program, machine, runtime, work)
+    trace = simulate(program, machine, runtime=runtime, peak_memory_bytes=peaks, work=work)
     sent = [0] * config.cp
     for task in plan.tasks:
         for leg in legs_of(task):
             sent[leg.src.rank] += sent_bytes(plan, leg)
-    said = trust(program, machine, trace.calibration)
-    fits = max(peaks) <= machine.gpu.memory_bytes
-    reason = "" if fits else f"needs {max(peaks)} bytes of {machine.gpu.memory_bytes} on a GPU"
+    status, reason = _fits(max(peaks), machine)
     return record(
         config,
-        Status.OK if fits else Status.OOM,
+        status,
         context,
         reason=reason,
         time_s=trace.makespan_s,
@@ -98,46 +141,67 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         peak_bytes=max(peaks),
         link_bytes=dict(trace.link_bytes),
         plan_hash=plan.hash,
+        planned_tokens=config.seqlen_q,
         bound_s=limits.balanced_s,
         plan_bound_s=limits.bound_s,
-        calibration=said["calibration"],
-        calibration_id=said["calibration_id"],
-        inside_range=said["inside_range"],
-        expected_error=said["expected_error"],
+        calibration=trace.calibration,
+        calibration_id=None,
+        inside_range=None,
     )
 
 
-def trust(program: Program, machine: Cluster, calibration: str) -> Record:
-    """Say how far to trust a simulated time: by which calibration, in its range or not, how well.
+def predicted(
+    config: Config,
+    machine: Cluster,
+    fitted: Calibration,
+    context: Record,
+    known: Structures,
+    folder: Path,
+) -> Record:
+    """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
+    small = planned_at(config)
+    key = (
+        replace(small, cluster=None),
+        fitted.hardware.gpus_per_node,
+        calls_on(fitted),
+    )
+    if key not in known:
+        known[key] = structure_of(small, fitted, folder)
+    made = known[key].at(config.seqlen_q)
+    shape, problem, direction = made.shape, config.problem, config.direction
+    eager = config.runtime is Runtime.EAGER
+    prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)
+    jobs = prices.jobs(shape)
+    starts, ends = prices.run(jobs)
+    time_s = max(ends, default=0.0) + prices.start_s
+    said = trust(problem, direction, shape, prices, eager=eager)
+    status, reason = _fits(made.peak_bytes, machine)
+    balanced_s = problem_bound_s(problem, direction, machine)
+    return record(
+        config,
+        status,
+        context,
+        reason=reason,
+        time_s=time_s,
+        tflops_per_gpu=problem_flops(problem, direction) / config.cp / time_s / 1e12,
+        bytes_sent_per_rank=made.sent_bytes,
+        exposed_comm_s=exposed_s(shape, starts, ends),
+        imbalance=made.imbalance,
+        imbalance_lockstep=made.imbalance_lockstep,
+        peak_bytes=made.peak_bytes,
+        link_bytes=dict(made.link_bytes),
+        plan_hash=made.plan_hash,
+        planned_tokens=made.tokens,
+        bound_s=balanced_s,
+        plan_bound_s=max(balanced_s, lower_bound_s(jobs)),
+        calibration=said.text,
+        calibration_id=said.calibration_id,
+        inside_range=said.inside,
+        expected_error=said.expected_error,
+    )
 
-    Returns:
-        `calibration`, in words, `calibration_id`, `inside_range` and `expected_error`, the share by
-        which plans in the graph runtime missed their measured times; all but the first None on a
-        cluster of datasheet numbers.
-    """
-    fitted, plan = machine.fitted, program.plan
-    if fitted is None:
-        return {
-            "calibration": calibration,
-            "calibration_id": None,
-            "inside_range": None,
-            "expected_error": None,
-        }
-    inside = plan.problem.dtype.bytes == 2  # kernels were measured in bfloat16
-    for task in plan.tasks:
-        if isinstance(task, Tile) and inside:
-            tokens = tuple(sum(len(t[c]) for c in chunks) for t, chunks in _sides(plan, task))
-            inside = fitted.inside(tokens, task.heads.bit_count(), plan.problem.head_dim)
-    expected = fitted.errors.get("graph")
-    known = "unknown" if expected is None else f"{expected:.0%}"
-    where = "inside" if inside else "OUTSIDE"
-    return {
-        "calibration": f"{calibration}; {where} its range, expected error {known}",
-        "calibration_id": fitted.id,
-        "inside_range": inside,
-        "expected_error": expected,
-    }
 
-
-def _sides(plan: Plan, tile: Tile) -> tuple[tuple[tuple[range, ...], tuple[int, ...]], ...]:
-    return (plan.q_chunks, tile.q), (plan.kv_chunks, tile.kv)
+def _fits(peak_bytes: int, machine: Cluster) -> tuple[Status, str]:
+    if peak_bytes <= machine.gpu.memory_bytes:
+        return Status.OK, ""
+    return Status.OOM, f"needs {peak_bytes} bytes of {machine.gpu.memory_bytes} on a GPU"

@@ -1,7 +1,7 @@
 """Bytes and flops of everything in a plan: the one place that knows them."""
 
-from harness.plan import Leg, Linear, Piece, Plan, Tensor, Tile
-from harness.problem import Direction
+from harness.plan import Leg, Linear, Piece, Place, Plan, Tensor, Tile
+from harness.problem import Direction, Problem
 
 _ACCUMULATED = frozenset(
     {Tensor.LSE, Tensor.DELTA} | {tensor for tensor in Tensor if tensor.is_part}
@@ -82,6 +82,13 @@ def tile_flops(plan: Plan, tile: Tile) -> int:
     if tile.direction is Direction.FORWARD:
         return pairs * 2 * (d_k + d_v)
     return pairs * 2 * (3 * d_k + 2 * d_v)
+
+
+def problem_flops(problem: Problem, direction: Direction) -> int:
+    """Flops of all tiles of any plan of a problem: every unmasked pair is attended once."""
+    whole = (Piece(Tensor.Q, (0,), problem.all_heads),)
+    tile = Tile(Place(0), direction, whole, (), problem.pattern.total_area)
+    return tile_flops(Plan(problem, "", direction, (), (), (), (tile,), ()), tile)
 
 
 def linear_flops(plan: Plan, task: Linear) -> int:

@@ -12,7 +12,7 @@ runs in step becomes as small as one rank's part. `tests/harness/test_skeleton.p
 stay equal, to the bit, where both can be run.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from harness.lower import lower
 from harness.maskkind import MaskKind
 from harness.plan import (
     Collective,
+    CollectiveKind,
     Delta,
     Finish,
     Free,
@@ -35,11 +36,12 @@ from harness.plan import (
     Transfer,
 )
 from harness.residency import Program
-from harness.sizes import width
+from harness.sizes import linear_flops, width
 
 RESULTS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
 _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
 _STREAMS = 8  # queues per rank: one for kernels, then (out, in) per link class
+_COLLECTIVES = 7  # a line that only folding knows
 
 
 class Call(NamedTuple):
@@ -74,31 +76,70 @@ class Need(NamedTuple):
     """What one job takes.
 
     Attributes:
-        kind: `tile`, `merge`, `finish`, `delta`, `transfer`, `collective`, or `` for a delay.
+        kind: `tile`, `merge`, `finish`, `delta`, `linear`, `copy`, `host`, `transfer`,
+            `collective`, or `` for a delay.
         calls: Kernel calls of a tile.
-        size: What a transfer moves; what a tile folds into accumulators that exist already; what
-            another kernel reads and writes.
+        size: What a transfer moves; what a rank gets of a collective from its own node; what a tile
+            folds into accumulators that exist already; what another kernel reads and writes.
         far: Of a transfer, whether it leaves the node. Of a collective, whether some leg does.
-        group: Of a collective, how many ranks exchange.
-        detail: Of a collective, its kind.
+        far_size: What a rank gets of a collective from other nodes.
+        far_peers: From how many ranks it gets that.
+        sharing: By how many ranks of a node NCCL shares what enters the node.
+        flops: Of a projection, floating-point operations; they scale with tokens.
     """
 
     kind: str
     calls: tuple[Call, ...] = ()
     size: Size = Size()
     far: bool = False
-    group: int = 0
-    detail: str = ""
+    far_size: Size = Size()
+    far_peers: int = 0
+    sharing: int = 1
+    flops: int = 0
+
+
+class Launched(NamedTuple):
+    """What the host of a rank has launched so far.
+
+    Attributes:
+        calls: Kernel calls of tiles.
+        folds: Tiles that fold into accumulators.
+        merges: Merges of what arrived.
+        moves: Batches of a send and a receive, and collectives.
+    """
+
+    calls: int = 0
+    folds: int = 0
+    merges: int = 0
+    moves: int = 0
+
+
+Calls = Callable[[Plan, Tile], tuple[Call, ...]]
+"""From a tile to its kernel calls."""
 
 
 class Part(NamedTuple):
-    """A job without times, see `dynamics.Job`."""
+    """A job without times, see `dynamics.Job`.
+
+    Attributes:
+        queues: As there.
+        ranks: As there.
+        after: As there.
+        need: What it takes.
+        task: The task that it is of.
+        peers: Of a collective, the ranks that exchange.
+        launched: Per rank, what its host must have launched before this can run.
+        latest: Of a transfer between nodes, per rank the last kernel launched before it.
+    """
 
     queues: tuple[int, ...]
     ranks: tuple[int, ...]
     after: tuple[int, ...]
     need: Need
     task: int
+    peers: tuple[int, ...] = ()
+    launched: tuple[Launched, ...] = ()
+    latest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +151,16 @@ class Skeleton:
         seqlen_q: Query tokens of the reference problem.
         seqlen_kv: Its key tokens.
         folded: Jobs of the plan before folding.
+        alike: Per rank that is left, how many ranks it stands for, itself included.
+        lonely: Whether at most one rank of each node sends to other nodes.
     """
 
     parts: tuple[Part, ...]
     seqlen_q: int
     seqlen_kv: int
     folded: int
+    alike: Mapping[int, int]
+    lonely: bool
 
     def priced(self, price: Callable[[Need], tuple[tuple[float, ...], float]]) -> list[Job]:
         """Fill in times: `price` returns seconds per transfers beside, and a wave's."""
@@ -132,8 +177,23 @@ class Skeleton:
         return jobs
 
 
-def skeleton(program: Program, gpus_per_node: int, *, fold: bool = True) -> Skeleton:
-    """Take the sizes out of a verified plan of a small reference problem."""
+def skeleton(
+    program: Program,
+    gpus_per_node: int,
+    *,
+    eager: bool = False,
+    fold: bool = True,
+    calls: Calls | None = None,
+) -> Skeleton:
+    """Take the sizes out of a verified plan of a small reference problem.
+
+    Args:
+        program: The plan.
+        gpus_per_node: Which transfers leave a node.
+        eager: Whether parts know what hosts have launched before, and fold only where that agrees.
+        fold: Whether jobs that cannot differ in time are folded into one.
+        calls: Kernel calls of a tile; None is as a GPU takes them.
+    """
     plan = program.plan
     parts: list[Part] = []
     ends: list[int] = []
@@ -143,22 +203,70 @@ def skeleton(program: Program, gpus_per_node: int, *, fold: bool = True) -> Skel
             case Transfer():
                 parts.append(_transfer(plan, task.leg, after, gpus_per_node, index))
             case Collective():
-                parts.append(Part((), (), after, _collective(plan, task, gpus_per_node), index))
+                need = _collective(plan, task, gpus_per_node)
+                peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
+                parts.append(Part((), (), after, need, index, peers))
             case Free():
                 parts.append(Part((), (), after, Need(""), index))
             case _:
                 rank = task.place.rank
-                need = _compute(program, index)
+                need = _compute(program, index, calls or calls_of)
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
         ends.append(len(parts) - 1)
     problem = plan.problem
-    whole = len(parts)
-    kept = _folded(parts) if fold else tuple(parts)
-    return Skeleton(kept, problem.seqlen_q, problem.seqlen_kv, whole)
+    whole = _launched(parts) if eager else parts
+    alike = dict.fromkeys(range(problem.cp), 1)
+    kept: Sequence[Part] = whole
+    if fold:
+        kept, alike = _folded(whole)
+    senders: dict[int, set[int]] = {}
+    for part in whole:
+        if part.need.kind == "transfer" and part.need.far:
+            senders.setdefault(part.ranks[0] // gpus_per_node, set()).add(part.ranks[0])
+    lonely = all(len(ranks) == 1 for ranks in senders.values())
+    lengths = problem.seqlen_q, problem.seqlen_kv
+    return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
+
+
+def _launched(parts: Sequence[Part]) -> list[Part]:
+    """Note what hosts have launched by each part, in the plan's order.
+
+    A send and a receive are launched together: as many batches as there are of the more frequent.
+    """
+    hosts: dict[int, list[int]] = {}  # calls, folds, merges, sends, receives
+    latest: dict[int, int] = {}
+    found = []
+    for index, part in enumerate(parts):
+        need = part.need
+        who: tuple[tuple[int, int, int], ...] = ()  # rank, which count, how many more
+        if need.kind == "tile":
+            rank = part.ranks[0]
+            who = (rank, 0, len(need.calls)), (rank, 1, int(any(need.size)))
+        elif need.kind == "merge":
+            who = ((part.ranks[0], 2, 1),)
+        elif need.kind == "transfer":
+            who = (part.ranks[0], 3, 1), (part.ranks[1], 4, 1)
+        elif need.kind == "collective":
+            who = tuple((rank, side, 1) for rank in part.peers for side in (3, 4))
+        for rank, count, more in who:
+            hosts.setdefault(rank, [0] * 5)[count] += more
+        launched = tuple(
+            Launched(host[0], host[1], host[2], max(host[3:]))
+            for host in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
+        )
+        moves = need.kind == "transfer"
+        before: tuple[int, ...] = ()
+        # Gradients of keys are sent when a step has ended, and hide behind the next one.
+        if moves and need.far and not need.size.result_kv:
+            before = tuple(latest[r] for r in part.ranks if r in latest)
+        elif part.ranks and not moves:
+            latest[part.ranks[0]] = index
+        found.append(part._replace(launched=launched, latest=before))
+    return found
 
 
 def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
-    """List a tile's kernel calls as a GPU kernel would take them.
+    """List a tile's kernel calls as a GPU takes them.
 
     A window or any other mask that is no triangle is one call with its mean density.
     """
@@ -177,6 +285,26 @@ def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
         shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
         calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
     return tuple(calls)
+
+
+def kernel_calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
+    """List a tile's kernel calls as the harness's interpreter makes them on a CPU.
+
+    A call with a mask tensor takes as long as one without.
+    """
+    q = tuple(plan.q_chunks[c] for c in tile.q)
+    kv = tuple(plan.kv_chunks[c] for c in tile.kv)
+    heads = tile.heads.bit_count()
+    return tuple(
+        Call(
+            call.rows[1] - call.rows[0],
+            call.cols[1] - call.cols[0],
+            heads,
+            call.mask.kind is MaskKind.CAUSAL,
+            1.0,
+        )
+        for call in lower(plan.problem.pattern, q, kv)
+    )
 
 
 def _size(plan: Plan, pieces: Sequence[Piece]) -> Size:
@@ -207,26 +335,44 @@ def _transfer(plan: Plan, leg: Leg, after: tuple[int, ...], gpus_per_node: int, 
 
 
 def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
-    """What the busiest rank receives from others."""
-    received: dict[int, list[Piece]] = {}
-    ranks = set()
+    """What the busiest rank receives from others, from its own node and from afar."""
+    near: dict[int, list[Piece]] = {}
+    far: dict[int, list[Piece]] = {}
+    peers: dict[int, set[int]] = {}
+    nodes: dict[int, set[int]] = {}
     for leg in task.legs:
-        ranks |= {leg.src.rank, leg.dst.rank}
-        if leg.src != leg.dst:
-            received.setdefault(leg.dst.rank, []).extend(leg.pieces)
-    size = max((_size(plan, pieces) for pieces in received.values()), default=Size())
-    far = len({rank // gpus_per_node for rank in ranks}) > 1
-    return Need("collective", size=size, far=far, group=len(ranks), detail=task.kind.value)
+        src, dst = leg.src.rank, leg.dst.rank
+        nodes.setdefault(dst // gpus_per_node, set()).add(dst)
+        if leg.src == leg.dst:
+            continue
+        if src // gpus_per_node == dst // gpus_per_node:
+            near.setdefault(dst, []).extend(leg.pieces)
+        else:
+            far.setdefault(dst, []).extend(leg.pieces)
+            peers.setdefault(dst, set()).add(src)
+    size = max((_size(plan, pieces) for pieces in near.values()), key=sum, default=Size())
+    far_size = max((_size(plan, pieces) for pieces in far.values()), key=sum, default=Size())
+    # Rings of all-gathers and reduce-scatters enter a node once and share its NICs; what an
+    # all-to-all brings is for one rank.
+    shared = far and task.kind is not CollectiveKind.ALL_TO_ALL
+    return Need(
+        "collective",
+        size=size,
+        far=bool(far),
+        far_size=far_size,
+        far_peers=max(map(len, peers.values()), default=0),
+        sharing=min(map(len, nodes.values())) if shared else 1,
+    )
 
 
-def _compute(program: Program, index: int) -> Need:
+def _compute(program: Program, index: int, calls: Calls) -> Need:
     plan = program.plan
     match task := plan.tasks[index]:
         case Tile():
             slabs = program.slabs
             fresh = {slabs[slab].piece.tensor for slab in program.steps[index].creates}
             old = [piece for piece in task.writes if piece.tensor not in fresh]
-            return Need("tile", calls=calls_of(plan, task), size=_size(plan, old))
+            return Need("tile", calls=calls(plan, task), size=_size(plan, old))
         case Merge():
             return Need("merge", size=_size(plan, task.sources))
         case Finish():
@@ -234,12 +380,13 @@ def _compute(program: Program, index: int) -> Need:
         case Delta():
             return Need("delta", size=_size(plan, (task.out, task.dout, task.result)))
         case Linear():
-            return Need("linear", size=_size(plan, (*task.reads, *task.writes)))
+            size = _size(plan, (*task.reads, *task.writes))
+            return Need("linear", size=size, flops=linear_flops(plan, task) // plan.problem.batch)
         case _:
             return Need("")
 
 
-def _folded(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:
     """Keep one part of each kind: the coarsest partition that times cannot tell apart."""
     kinds = _kinds(parts)
     first: dict[int, int] = {}
@@ -247,22 +394,42 @@ def _folded(parts: Sequence[Part]) -> tuple[Part, ...]:
         first.setdefault(kind, index)
     kept = sorted(first.values())
     number = {kinds[index]: at for at, index in enumerate(kept)}
-    queue_kinds = _queue_kinds(parts, kinds)
+    alike = _ranks_alike(parts, kinds)
+
+    def stands(earlier: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({number[kinds[index]] for index in earlier}))
+
     folded = []
     for index in kept:
         part = parts[index]
-        after = tuple(sorted({number[kinds[earlier]] for earlier in part.after}))
-        queues = tuple(queue_kinds[queue] for queue in part.queues)
-        ranks = tuple(queue // _STREAMS for queue in queues)
-        folded.append(part._replace(queues=queues, ranks=ranks, after=after))
-    return tuple(folded)
+        ranks = tuple(alike[rank] for rank in part.ranks)
+        queues = tuple(alike[q // _STREAMS] * _STREAMS + q % _STREAMS for q in part.queues)
+        folded.append(
+            part._replace(
+                queues=queues,
+                ranks=ranks,
+                after=stands(part.after),
+                latest=stands(part.latest),
+                peers=tuple(sorted({alike[rank] for rank in part.peers})),
+                launched=part.launched if part.ranks else tuple(dict.fromkeys(part.launched)),
+            )
+        )
+    counts: dict[int, int] = {}
+    for rank in alike.values():
+        counts[rank] = counts.get(rank, 0) + 1
+    return tuple(folded), counts
 
 
-def _ranks_alike(parts: Sequence[Part], kinds: Sequence[Hashable]) -> dict[int, int]:
+def _lines(part: Part) -> tuple[int, ...]:
+    """The queues of a part; collectives of a rank have one too here, for they come in an order."""
+    return part.queues or tuple(rank * _STREAMS + _COLLECTIVES for rank in part.peers)
+
+
+def _ranks_alike(parts: Sequence[Part], kinds: Sequence[int]) -> dict[int, int]:
     """Per rank, the first rank whose queues all hold the same kinds in the same order."""
-    lines: dict[int, dict[int, list[Hashable]]] = {}
+    lines: dict[int, dict[int, list[int]]] = {}
     for part, kind in zip(parts, kinds, strict=True):
-        for queue in part.queues:
+        for queue in _lines(part):
             rank, stream = divmod(queue, _STREAMS)
             lines.setdefault(rank, {}).setdefault(stream, []).append(kind)
     seen: dict[Hashable, int] = {}
@@ -272,22 +439,19 @@ def _ranks_alike(parts: Sequence[Part], kinds: Sequence[Hashable]) -> dict[int, 
     }
 
 
-def _queue_kinds(parts: Sequence[Part], kinds: Sequence[Hashable]) -> dict[int, int]:
-    alike = _ranks_alike(parts, kinds)
-    queues = {queue for part in parts for queue in part.queues}
-    return {queue: alike[queue // _STREAMS] * _STREAMS + queue % _STREAMS for queue in queues}
-
-
 def _kinds(parts: Sequence[Part]) -> list[int]:
     """Refine: same need, then same kinds waited for, same place in line, same kind of rank."""
     places: list[list[tuple[int, int]]] = [[] for _ in parts]
     lengths: dict[int, int] = {}
     for index, part in enumerate(parts):
-        for queue in part.queues:
+        for queue in _lines(part):
             places[index].append((queue % _STREAMS, lengths.get(queue, 0)))
             lengths[queue] = lengths.get(queue, 0) + 1
     kinds = _numbered(
-        [(part.need, tuple(place)) for part, place in zip(parts, places, strict=True)]
+        [
+            (part.need, part.launched, tuple(place))
+            for part, place in zip(parts, places, strict=True)
+        ]
     )
     while True:
         count = len(set(kinds))
@@ -297,7 +461,8 @@ def _kinds(parts: Sequence[Part]) -> list[int]:
                 (
                     kinds[index],
                     tuple(sorted({kinds[earlier] for earlier in part.after})),
-                    tuple(alike[rank] for rank in part.ranks),
+                    tuple([kinds[earlier] for earlier in part.latest]),
+                    tuple([alike[rank] for rank in part.peers or part.ranks]),
                 )
                 for index, part in enumerate(parts)
             ]

@@ -9,6 +9,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
+from harness.cluster import Runtime
 from harness.config import Config, Where
 from harness.plan import Scope
 from harness.problem import Direction, Dtype
@@ -40,7 +41,8 @@ class Part:
         batch: Sequences side by side.
         dtype: Precisions.
         direction: Forward, backward.
-        cluster: Names of clusters; for simulated parts.
+        cluster: Names of clusters, or paths of calibrations; for simulated parts.
+        runtime: How work reaches the GPUs; for simulated parts.
         scope: Attention, or whole layers; `*` is every strategy of the scope.
         hidden: Model widths of layers; None is as wide as all query heads.
         rotary: Bases of their rotary angles; None is without.
@@ -57,6 +59,7 @@ class Part:
     dtype: tuple[Dtype, ...] = (Dtype.BFLOAT16,)
     direction: tuple[Direction, ...] = tuple(Direction)
     cluster: tuple[str, ...] = ("h100-8x8",)
+    runtime: tuple[Runtime, ...] = (Runtime.GRAPH,)
     scope: tuple[Scope, ...] = (Scope.ATTENTION,)
     hidden: tuple[int | None, ...] = (None,)
     rotary: tuple[float | None, ...] = (None,)
@@ -69,20 +72,22 @@ class Part:
 
     def cells(self) -> Iterator[Config]:
         """Yield the product, one configuration a cell."""
-        clusters: tuple[str | None, ...] = self.cluster
+        machines: list[tuple[str | None, Runtime | None]] = list(
+            product(self.cluster, self.runtime)
+        )
         where = Where.SIMULATED
         if self.mode is Mode.MEASURE:
-            clusters, where = (None,), Where.GLOO
+            machines, where = [(None, None)], Where.GLOO
         for scope in self.scope:
-            yield from self._cells(scope, clusters, where)
+            yield from self._cells(scope, machines, where)
 
     def _cells(
-        self, scope: Scope, clusters: Sequence[str | None], where: Where
+        self, scope: Scope, machines: Sequence[tuple[str | None, Runtime | None]], where: Where
     ) -> Iterator[Config]:
         layer = scope is Scope.LAYER
         models = list(product(self.hidden, self.rotary)) if layer else [(None, None)]
-        for cluster, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction, name in product(
-            clusters,
+        for machine, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction, name in product(
+            machines,
             self.cp,
             self.seqlen,
             self.heads,
@@ -107,7 +112,8 @@ class Part:
                     dtype=dtype,
                     direction=direction,
                     transport=where,
-                    cluster=cluster,
+                    cluster=machine[0],
+                    runtime=machine[1],
                     scope=scope,
                     hidden=hidden,
                     rotary=rotary,

@@ -1,8 +1,9 @@
-"""`list`: the strategies, patterns and precisions that there are."""
+"""`list`: the strategies, patterns, clusters and precisions that there are."""
 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 from typing import TypedDict
 
@@ -10,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from harness.cluster import CLUSTERS
 from harness.commands.arguments import example
 from harness.commands.progress import Output
 from harness.options import LAYER_OPTIONS, OPTIONS
@@ -52,6 +54,15 @@ class _PatternEntry(TypedDict):
     picture: str | None
 
 
+class _ClusterEntry(TypedDict):
+    name: str
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    calibration: str
+    errors: dict[str, float]
+
+
 class _DtypeEntry(TypedDict):
     name: str
     bytes: int
@@ -62,30 +73,26 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="the strategies, patterns and precisions that there are",
+        help="the strategies, patterns, clusters and precisions that there are",
         description=__doc__,
-        epilog=example(["list", "list patterns", "list strategies --json"]),
+        epilog=example(["list", "list clusters", "list strategies --json"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "what", nargs="?", choices=["strategies", "patterns", "dtypes"], help="default: all"
-    )
+    parser.add_argument("what", nargs="?", choices=list(_ENTRIES), help="default: all")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what there is."""
-    wanted = [args.what] if args.what else ["strategies", "patterns", "dtypes"]
+    wanted = [args.what] if args.what else list(_ENTRIES)
     if args.json:
-        entries = {"strategies": _strategies, "patterns": _patterns, "dtypes": _dtypes}
-        body = {what: entries[what]() for what in wanted}
+        body = {what: _ENTRIES[what]() for what in wanted}
         sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
         return 0
-    shows = {"strategies": _show_strategies, "patterns": _show_patterns, "dtypes": _show_dtypes}
     console = Output(markup=False, highlight=False)
     for what in wanted:
-        shows[what](console)
+        _SHOWS[what](console)
     return 0
 
 
@@ -134,6 +141,20 @@ def _dtypes() -> list[_DtypeEntry]:
     return [
         _DtypeEntry(name=dtype.value, bytes=dtype.bytes, accumulator_bytes=dtype.accumulator_bytes)
         for dtype in Dtype
+    ]
+
+
+def _clusters() -> list[_ClusterEntry]:
+    return [
+        _ClusterEntry(
+            name=c.name,
+            gpu=c.gpu.name,
+            nodes=c.nodes,
+            gpus_per_node=c.gpus_per_node,
+            calibration=c.calibration,
+            errors={} if c.fitted is None else dict(c.fitted.errors),
+        )
+        for c in CLUSTERS.values()
     ]
 
 
@@ -189,6 +210,21 @@ def _beside(console: Output, name: str, text: str) -> None:
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
+def _show_clusters(console: Output) -> None:
+    console.print()
+    console.print(Text("clusters", style="bold"))
+    console.print("so is any .toml file that `calibrate` wrote: --cluster FILE")
+    for entry in _clusters():
+        plans = [v for k, v in entry["errors"].items() if k.startswith(("graph", "eager"))]
+        size = f"{entry['nodes']} x {entry['gpus_per_node']} {entry['gpu']}"
+        known = f"expected error {min(plans):.0%} to {max(plans):.0%}" if plans else ""
+        console.print()
+        _beside(console, entry["name"], size)
+        _beside(console, "", entry["calibration"])
+        if entry["calibration"].startswith("calibration"):
+            _beside(console, "", known or "expected error unknown: nothing was measured on it")
+
+
 def _show_dtypes(console: Output) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("dtype")
@@ -198,3 +234,17 @@ def _show_dtypes(console: Output) -> None:
         table.add_row(entry["name"], str(entry["bytes"]), str(entry["accumulator_bytes"]))
     console.print()
     console.print(table)
+
+
+_ENTRIES: Mapping[str, Callable[[], Sequence[object]]] = {
+    "strategies": _strategies,
+    "patterns": _patterns,
+    "clusters": _clusters,
+    "dtypes": _dtypes,
+}
+_SHOWS: Mapping[str, Callable[[Output], None]] = {
+    "strategies": _show_strategies,
+    "patterns": _show_patterns,
+    "clusters": _show_clusters,
+    "dtypes": _show_dtypes,
+}

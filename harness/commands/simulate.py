@@ -1,15 +1,17 @@
-"""`simulate`: one plan on a calibrated cluster, and how much each effect adds to its time."""
+"""`simulate`: one plan on a cluster; on a calibrated one also how much each effect adds."""
 
 import argparse
 import json
 import sys
 
-from harness.calibration import FOLDER, calibration
-from harness.commands.arguments import add_problem, example, problem_of
+from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
+from harness.commands.arguments import add_problem, choice, example, problem_of
 from harness.effects import ALL
-from harness.predict import HARNESS, TORCH, Pricer
+from harness.plan import Plan
+from harness.predicted import pricer, skeleton_on, trust
 from harness.problem import Direction
-from harness.skeleton import skeleton
+from harness.residency import Program
+from harness.simulate import simulate
 from harness.strategy import Context
 from harness.verify import verify
 from strategies import strategy
@@ -19,12 +21,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "simulate",
-        help="predict one run on a calibrated cluster",
+        help="predict one run on a cluster",
         description=__doc__,
         epilog=example(
             [
                 "simulate --strategy zigzag --pattern causal --cp 8 --explain",
                 "simulate --strategy ring --cp 16 --cluster a800 --runtime eager-torch --explain",
+                "simulate --strategy usp:8x2 --cp 16 --cluster mine.toml",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,13 +38,17 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_problem(parser)
     group = parser.add_argument_group("simulation")
-    known = sorted(path.stem for path in FOLDER.glob("*.toml"))
-    group.add_argument("--cluster", choices=known, default="h100-hamming", help="a calibration")
-    group.add_argument("--gpus-per-node", type=int, default=8, help="GPUs of a node")
+    group.add_argument(
+        "--cluster",
+        default="h100-hamming",
+        metavar="NAME",
+        help=f"one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
+    )
     group.add_argument(
         "--runtime",
-        choices=["graph", "eager-torch"],
-        default="graph",
+        type=choice(Runtime),
+        choices=tuple(Runtime),
+        default=Runtime.GRAPH,
         help="a captured graph, or every launch from the host by torch",
     )
     group = parser.add_argument_group("output")
@@ -53,49 +60,72 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Predict one plan."""
     problem, direction = problem_of(args), Direction(args.direction)
-    known = calibration(args.cluster)
-    assert known is not None  # argparse refuses other names
-    context = Context(gpus_per_node=args.gpus_per_node)
+    machine = cluster(args.cluster)
+    machine.require(problem.cp)
+    context = Context(gpus_per_node=machine.gpus_per_node)
     program = verify(strategy(args.strategy).plan(problem, direction, context))
-    shape = skeleton(program, args.gpus_per_node)
-    eager = args.runtime == "eager-torch"
-    pricer = Pricer(
-        calibration=known,
-        convention=TORCH if eager else HARNESS,
-        direction=direction,
-        scale_q=1.0,
-        scale_kv=1.0,
-        heads=problem.batch,
-        head_dim=problem.head_dim,
-    )
-    time_s = pricer.seconds_of(shape)
-    calls = {call for part in shape.parts for call in part.need.calls}
-    tokens = tuple(n for call in calls for n in (call.rows, call.columns))
-    inside = known.inside(tokens, problem.heads_q, problem.head_dim)
-    expected = known.errors.get("eager" if eager else "graph")
-    adds = {}
-    if args.explain:
-        for effect in sorted(ALL):
-            pricer.effects = ALL - {effect}
-            adds[effect.value] = time_s - pricer.seconds_of(shape)
-    body = {
-        "time_s": time_s,
-        "calibration": known.id,
-        "inside": inside,
-        "expected_error": expected,
-        "runtime": args.runtime,
-        "adds_s": adds,
-    }
+    body = _predict(program, machine, args.runtime, explain=args.explain)
     if args.json:
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
-        return 0
-    error = "unknown" if expected is None else f"{expected:.0%}"
-    where = "inside" if inside else "OUTSIDE"
-    sys.stdout.write(
-        f"{args.strategy} {direction.value} cp={problem.cp} on {args.cluster}, {args.runtime}: "
-        f"{time_s * 1e3:.3f} ms, expected error {error}\n"
-        f"calibration {known.id}, {where} its range\n"
-    )
-    for name, seconds in adds.items():
-        sys.stdout.write(f"  {name:<13} {seconds * 1e3:+10.3f} ms\n")
+    else:
+        sys.stdout.write(_text(args, program.plan, body))
     return 0
+
+
+def _predict(
+    program: Program, machine: Cluster, runtime: Runtime, *, explain: bool
+) -> dict[str, object]:
+    plan, fitted = program.plan, machine.fitted
+    if fitted is None:
+        if explain:
+            known = ", ".join(name for name, c in CLUSTERS.items() if c.fitted is not None)
+            raise ValueError(
+                f"cluster ({machine.name}) has datasheet numbers and no effects to explain; "
+                f"choose from {known}, or leave --explain out"
+            )
+        return {
+            "time_s": simulate(program, machine, runtime=runtime).makespan_s,
+            "calibration": machine.calibration,
+            "calibration_id": None,
+            "inside_range": None,
+            "expected_error": None,
+            "runtime": runtime.value,
+            "adds_s": {},
+        }
+    eager = runtime is Runtime.EAGER
+    prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
+    shape = skeleton_on(program, fitted, eager=eager)
+    time_s = prices.seconds_of(shape)
+    said = trust(plan.problem, plan.direction, shape, prices, eager=eager)
+    adds = {}
+    if explain:
+        for effect in sorted(ALL):
+            prices.effects = ALL - {effect}
+            adds[effect.value] = time_s - prices.seconds_of(shape)
+    return {
+        "time_s": time_s,
+        "calibration": said.text,
+        "calibration_id": said.calibration_id,
+        "inside_range": said.inside,
+        "expected_error": said.expected_error,
+        "runtime": runtime.value,
+        "adds_s": adds,
+    }
+
+
+def _text(args: argparse.Namespace, plan: Plan, body: dict[str, object]) -> str:
+    time_s, adds = body["time_s"], body["adds_s"]
+    assert isinstance(time_s, float)
+    assert isinstance(adds, dict)
+    lines = [
+        f"{args.strategy} {plan.direction.value} cp={plan.problem.cp} on {args.cluster}, "
+        f"{body['runtime']}: {time_s * 1e3:.3f} ms",
+        str(body["calibration"]),
+    ]
+    if adds:
+        lines.append("without an effect the time would be less by")
+    lines += [
+        f"  {name:<13} {seconds * 1e3:10.3f} ms {seconds / time_s:7.1%}"
+        for name, seconds in adds.items()
+    ]
+    return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import suite
 from harness.cell import Status
 from harness.checks import cores
-from harness.cluster import CLUSTERS
+from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
     choice,
     count,
@@ -47,6 +47,7 @@ _AXES = {
     "dtype": dtype,
     "direction": choice(Direction),
     "cluster": str,
+    "runtime": choice(Runtime),
     "scope": choice(Scope),
     "hidden": count,
     "rotary": positive,
@@ -67,6 +68,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "sweep",
                 "sweep --mode measure --strategies ring,zigzag,usp:2x2 --cp 4 --seqlen 4k",
                 "sweep --mode simulate --patterns causal --cp 64 --seqlen 128k,1m -o results/long",
+                "sweep --mode simulate --cluster h800 --runtime eager-torch --cp 8",
                 "sweep --scope layer --strategies upipe,ulysses --patterns causal --cp 8",
                 "sweep -o results/long --resume --suite mine.toml",
             ]
@@ -87,7 +89,11 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--batch", type=listed(count), help="batch sizes")
     axes.add_argument("--dtype", type=listed(dtype), help="precisions")
     axes.add_argument("--direction", type=listed(choice(Direction)), help="forward,backward")
-    axes.add_argument("--cluster", type=listed(str), help=f"of {', '.join(CLUSTERS)}")
+    known = f"of {', '.join(CLUSTERS)}, or files that `calibrate` wrote"
+    axes.add_argument("--cluster", type=listed(str), help=known)
+    axes.add_argument(
+        "--runtime", type=listed(choice(Runtime)), help="of simulated cells: graph,eager-torch"
+    )
     axes.add_argument("--scope", type=listed(choice(Scope)), help="attention,layer")
     axes.add_argument("--hidden", type=listed(count), help="layers: model widths")
     axes.add_argument("--rotary", type=listed(positive), help="layers: bases of rotary angles")
@@ -144,8 +150,7 @@ def _cells(args: argparse.Namespace) -> list[Config]:
     for pattern, tokens in {(cell.pattern, cell.seqlen_q) for cell in cells}:
         make_pattern(pattern, tokens)  # an unknown pattern is a wrong call, not an illegal cell
     for name in {cell.cluster for cell in cells if cell.cluster is not None}:
-        if name not in CLUSTERS:
-            raise ValueError(f"cluster ({name}) is unknown; choose from {', '.join(CLUSTERS)}")
+        cluster(name)  # so is an unknown cluster
     return list(dict.fromkeys(cells))
 
 

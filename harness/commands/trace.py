@@ -40,7 +40,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
             [
                 "trace --strategy zigzag --pattern causal --cp 8",
                 "trace --strategy usp:8x2 --cp 16 --direction backward -o usp.json",
-                "trace --strategy ring --seqlen 4k --runtime eager --json",
+                "trace --strategy ring --seqlen 4k --runtime eager-torch --json",
                 "trace --measured --strategy ring --cp 2 --seqlen 2k --heads-q 4 -o ring.json",
             ]
         ),
@@ -53,13 +53,16 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_problem(parser)
     group = parser.add_argument_group("simulation")
     group.add_argument(
-        "--cluster", default=DEFAULT, metavar="NAME", help=f"one of {', '.join(CLUSTERS)}"
+        "--cluster",
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
     )
     group.add_argument(
         "--runtime",
         choices=[r.value for r in Runtime],
         default=Runtime.GRAPH.value,
-        help="a captured graph, or every launch from the host",
+        help="a captured graph, or every launch from the host by torch",
     )
     group.add_argument(
         "--dispatch",

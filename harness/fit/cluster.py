@@ -6,30 +6,30 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.calibration import Calibration, Range
+from harness.calibration import Calibration, Range, calibration
 from harness.effects import Crowd, Eager, Effects
 from harness.fit.kernels import fit_kernels
 from harness.fit.least import Reals, simplex
 from harness.fit.links import collective_times, fit_curve, message_times
-from harness.fit.tables import Row, halves, read
+from harness.fit.tables import halves, read
 from harness.link_model import Curve, Links
 from harness.measured import Case, case_of, predict
-from harness.problem import Direction
+from harness.problem import Direction, Dtype
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What tables do not say of a cluster, and how they name it.
+    """How tables name a cluster, and what they do not say of it.
+
+    What datasheets say is kept in the cluster's shipped file, and stays as it is there.
 
     Attributes:
         name: Of the cluster.
         kernels: Label in the table of kernels.
         links: Label in the tables of transfers.
         runs: Label in the tables of whole runs.
-        sms: Streaming multiprocessors, from the datasheet.
-        memory_bandwidth_bytes_per_s: From the datasheet.
         alone_gain: How much faster one pair between nodes is than all pairs at once.
     """
 
@@ -37,8 +37,6 @@ class Machine:
     kernels: str
     links: str
     runs: str
-    sms: int
-    memory_bandwidth_bytes_per_s: float
     alone_gain: float = 1.14  # rings over 2 nodes of H800 and A800 against 16 pairs
 
 
@@ -48,24 +46,18 @@ MACHINES = (
         kernels="H800",
         links="H800",
         runs="H800",
-        sms=132,  # Source: NVIDIA H100 SXM5 architecture whitepaper, table 1
-        memory_bandwidth_bytes_per_s=3.35e12,  # Source: NVIDIA H100 SXM5 datasheet
     ),
     Machine(
         name="a800",
         kernels="A800",
         links="A800",
         runs="A800",
-        sms=108,  # Source: NVIDIA A100 architecture whitepaper, table 1
-        memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
     ),
     Machine(
         name="a100",
         kernels="A100",
         links="A100",
         runs="A100",
-        sms=108,  # Source: NVIDIA A100 architecture whitepaper, table 1
-        memory_bandwidth_bytes_per_s=2.039e12,  # Source: NVIDIA A100 80GB SXM datasheet
         alone_gain=2.1,  # two GPUs share a NIC: UltraAttn logs L16-L23, ring against 16 pairs
     ),
     Machine(
@@ -73,8 +65,6 @@ MACHINES = (
         kernels="zhipu_planck",
         links="H100_hamming",
         runs="H100",
-        sms=132,  # Source: NVIDIA H100 SXM5 architecture whitepaper, table 1
-        memory_bandwidth_bytes_per_s=3.35e12,  # Source: NVIDIA H100 SXM5 datasheet
     ),
 )
 
@@ -83,16 +73,18 @@ def fit_cluster(
     folder: Path, machine: Machine, date: str, log: Callable[[str], None]
 ) -> Calibration:
     """Fit kernels and links to their own tables, then effects to half of the whole runs."""
+    shipped = calibration(machine.name)
     kernels, errors = fit_kernels(
         [r for r in read(folder, "kernel_times.csv") if r["gpu"] == machine.kernels],
-        machine.sms,
-        machine.memory_bandwidth_bytes_per_s,
+        shipped.kernels.sms,
+        shipped.kernels.memory_bandwidth_bytes_per_s,
     )
     for direction, error in errors.items():
         log(f"{machine.name}: kernels {direction.value}: {error}")
     links, near, far = _links(folder, machine, log)
     value = Calibration(
         id=f"{machine.name}/{date}",
+        hardware=shipped.hardware,
         kernels=kernels,
         links=links,
         effects=_GUESS,
@@ -101,6 +93,7 @@ def fit_cluster(
             max_tokens=131072,
             heads=(1, 32),
             head_dims=(128,),
+            dtypes=(Dtype.BFLOAT16.value, Dtype.FLOAT16.value),
             max_message_bytes=2.0**30,
         ),
         errors={
@@ -188,11 +181,7 @@ def fit_effects(
     value: Calibration, runs: Sequence[Case], log: Callable[[str], None], most: int = 220
 ) -> Calibration:
     """Fit the sizes of effects, group by group, each on half of the shapes that show it."""
-    names = [
-        f"{c.gpu}/{c.nodes}/{c.pattern}/{c.direction}/{c.heads}/{c.seqlen_q}/{c.seqlen_kv}"
-        for c in runs
-    ]
-    fit, _ = halves(runs, ("runs",), names)
+    fit, _ = run_halves(runs)
     plans = [c for c in fit if c.strategy in ("grid", "owner")]
     # A strided pattern keeps up to 4 nodes apart: whatever is sent stays inside a node.
     one_node = [c for c in plans if c.nodes == 1 or (c.pattern == "strided" and c.nodes <= 4)]
@@ -224,6 +213,15 @@ def fit_effects(
         value = made(value, best)
         log(f"{value.id}: {made.__name__}: {len(some)} runs, mean |log| {loss(best):.3f}")
     return value
+
+
+def run_halves(runs: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+    """Split whole runs by their shapes: those that are fitted, and those that are not."""
+    names = [
+        f"{c.gpu}/{c.nodes}/{c.pattern}/{c.direction}/{c.heads}/{c.seqlen_q}/{c.seqlen_kv}"
+        for c in runs
+    ]
+    return halves(runs, ("runs",), names)
 
 
 Apply = Callable[[Calibration, Reals], Calibration]
@@ -303,16 +301,15 @@ def _with_eager(value: Calibration, x: Reals) -> Calibration:
     return replace(value, effects=replace(value.effects, eager=eager))
 
 
-def rows_of(folder: Path) -> list[Row]:
-    """All rows of whole runs in a folder."""
-    return read(folder, "measured_dist_attn.csv") + read(folder, "measured_bsa_h100.csv")
-
-
 def sources_of(machine: Machine, date: str) -> dict[str, str]:
     """What each line of a calibration cites, by section."""
     logs = "UltraAttn (SC'25) repository"
     return {
         "": f"Source: fitted {date} to {logs}",
+        "hardware": f"Source: NVIDIA datasheet of the GPU, dense, read {date}",
+        "hardware.nodes": f"Source: {logs}, size of the runs, {date}",
+        "hardware.gpus_per_node": f"Source: NVIDIA HGX boards of this model, read {date}",
+        "hardware.host_bytes_per_s": f"Source: PCIe x16 of the GPU's generation, read {date}",
         "kernels": f"Source: NVIDIA datasheet of the GPU, read {date}",
         "kernels.forward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
         "kernels.backward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",

@@ -95,10 +95,8 @@ def shape(text: str, pattern: str, cp: int = 8) -> Skeleton:
 
 
 def pricer(**changes: object) -> Pricer:
-    known = calibration("h800")
-    assert known is not None
     base = Pricer(
-        calibration=known,
+        calibration=calibration("h800"),
         convention=HARNESS,
         direction=Direction.FORWARD,
         scale_q=4.0,
@@ -147,5 +145,5 @@ def test_partial_results_travel_in_the_precision_of_the_convention() -> None:
         part.need for part in made.parts if part.need.kind == "transfer" and part.need.size.result_q
     )
     tokens = 4 * 1024 * 32
-    assert pricer(convention=ULTRA).wire_bytes(need) == tokens * 128 * 2
-    assert pricer(convention=HARNESS).wire_bytes(need) == tokens * (128 * 4 + 4)
+    assert pricer(convention=ULTRA).wire_bytes(need.size) == tokens * 128 * 2
+    assert pricer(convention=HARNESS).wire_bytes(need.size) == tokens * (128 * 4 + 4)

@@ -22,7 +22,7 @@ NAMES = {
     *("batch", "dtype", "direction", "transport", "scope", "status", "reason"),
     *("max_rel_error", "tolerance"),
 }
-FURTHER = {"cluster", "hidden", "rotary", "tolerances"}
+FURTHER = {"cluster", "hidden", "rotary", "runtime", "tolerances"}
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from harness.cluster import CLUSTERS
 from harness.commands import listing
 from harness.options import LAYER_OPTIONS, OPTIONS
 from harness.problem import Dtype
@@ -98,6 +99,15 @@ def test_names_summaries_values_and_pictures_fit_the_terminal(
     assert captured.err == ""
 
 
+def test_every_cluster_is_listed_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("clusters", "--json") == 0
+    entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)["clusters"]}
+    assert list(entries) == list(CLUSTERS)
+    assert {"dgx-h100", "h200"} < set(entries)
+    assert entries["h800"]["errors"] == CLUSTERS["h800"].fitted.errors  # type: ignore[union-attr]
+    assert entries["h100-8x8"]["errors"] == {}
+
+
 def test_one_kind_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("dtypes") == 0
     printed = capsys.readouterr().out
@@ -108,7 +118,7 @@ def test_one_kind_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_kind_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        call("clusters")
+        call("colours")
     assert stop.value.code == 2
     assert capsys.readouterr().out == ""
 

@@ -31,6 +31,8 @@ FURTHER = {
     *(
         "recorded_at",
         "plan_bound_s",
+        "planned_tokens",
+        "runtime",
         "imbalance_lockstep",
         "link_bytes",
         "calibration_id",

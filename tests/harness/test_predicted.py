@@ -1,0 +1,164 @@
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from harness.calibration import FOLDER, calibration
+from harness.cell import Status
+from harness.cluster import Runtime, cluster
+from harness.config import Config, Where
+from harness.effects import ALL
+from harness.predicted import lower_bound_s, pricer, skeleton_on, trust
+from harness.problem import Direction, Dtype
+from harness.residency import Program
+from harness.simulate import simulate
+from harness.simulated import simulate_cell
+from harness.strategy import Context
+from harness.structure import planned_at, structure
+from harness.trace import Stream
+from harness.verify import verify
+from strategies import strategy
+
+H800 = calibration("h800")
+CELL = Config(
+    strategy="zigzag",
+    pattern="causal",
+    cp=4,
+    seqlen_q=65536,
+    seqlen_kv=65536,
+    heads_q=6,
+    heads_kv=2,
+    head_dim=128,
+    batch=2,
+    dtype=Dtype.BFLOAT16,
+    direction=Direction.BACKWARD,
+    transport=Where.SIMULATED,
+    cluster="h800",
+    runtime=Runtime.GRAPH,
+)
+NAMES = ("ring", "zigzag", "stripe", "allgather", "ulysses", "usp:2x2", "owner", "grid")
+
+
+def program(cell: Config) -> Program:
+    plan = strategy(cell.strategy).plan(cell.problem, cell.direction, Context(gpus_per_node=8))
+    return verify(plan)
+
+
+@pytest.mark.parametrize("runtime", Runtime)
+@pytest.mark.parametrize(("name", "cp"), [*((n, 4) for n in NAMES[:4]), ("usp:2x8", 16)])
+def test_folding_changes_no_predicted_time(name: str, cp: int, runtime: Runtime) -> None:
+    cell = replace(CELL, strategy=name, cp=cp, pattern="full", heads_q=4)
+    made = program(cell)
+    eager = runtime is Runtime.EAGER
+    prices = pricer(cell.problem, cell.direction, H800, eager=eager)
+    whole, folded = (skeleton_on(made, H800, eager=eager, fold=f) for f in (False, True))
+    if runtime is Runtime.GRAPH:
+        assert len(folded.parts) < len(whole.parts)
+    for effects in (ALL, *(ALL - {effect} for effect in sorted(ALL))):
+        prices.effects = effects
+        # To the bit but for the order of sums.
+        assert prices.seconds_of(whole) == pytest.approx(prices.seconds_of(folded), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "pattern"), list(product(NAMES, ["full", "causal", "star"])))
+def test_a_small_plan_gives_the_times_and_bytes_of_the_large_one(
+    name: str, pattern: str, tmp_path: Path
+) -> None:
+    cell = replace(CELL, strategy=name, pattern=pattern, heads_kv=6 if "u" in name else 2)
+    cell = replace(cell, heads_q=12, heads_kv=4)
+    small = planned_at(cell)
+    assert small.seqlen_q == 8192
+    record = simulate_cell(cell, {}, folder=tmp_path)
+    assert (record["status"], record["planned_tokens"]) == (Status.OK, 8192)
+    large = structure(program(cell), H800, eager=False)
+    for key in ("peak_bytes", "sent_bytes", "link_bytes"):
+        name_of = {"sent_bytes": "bytes_sent_per_rank"}.get(key, key)
+        assert record[name_of] == getattr(large, key)
+    time_s = pricer(cell.problem, cell.direction, H800, eager=False).seconds_of(large.shape)
+    assert record["time_s"] == pytest.approx(time_s, rel=2e-3)
+    assert record["imbalance"] == pytest.approx(large.imbalance, rel=2e-3)
+    kept = list(tmp_path.rglob("*.pickle"))
+    assert len(kept) == 1
+    again = simulate_cell(replace(cell, seqlen_q=131072, seqlen_kv=131072), {}, folder=tmp_path)
+    assert again["plan_hash"] == record["plan_hash"]
+    kept[0].write_bytes(b"torn")
+    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == record["time_s"]
+
+
+@pytest.mark.parametrize("pattern", ["window:left=4095,right=0", "causal"])
+def test_what_does_not_scale_is_planned_as_it_is(pattern: str) -> None:
+    odd = replace(CELL, pattern=pattern, seqlen_q=65537, seqlen_kv=65537)
+    assert planned_at(odd) == odd
+    even = replace(CELL, pattern=pattern)
+    assert (planned_at(even) == even) is pattern.startswith("window")
+
+
+@pytest.mark.parametrize("runtime", Runtime)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_runs_under_both_runtimes_and_eager_is_never_faster(
+    name: str, runtime: Runtime
+) -> None:
+    cell = replace(CELL, strategy=name, heads_q=4, heads_kv=4, seqlen_q=4099, seqlen_kv=4099)
+    made = program(cell)
+    trace = simulate(made, cluster("h800"), runtime=runtime)
+    eager = runtime is Runtime.EAGER
+    prices = pricer(cell.problem, cell.direction, H800, eager=eager)
+    shape = skeleton_on(made, H800, eager=eager)
+    assert trace.makespan_s == pytest.approx(prices.seconds_of(shape), rel=1e-12)
+    assert lower_bound_s(prices.jobs(shape)) <= trace.makespan_s
+    launches = [span for span in trace.spans if span.stream is Stream.LAUNCH]
+    assert bool(launches) is eager
+    graph = simulate(made, cluster("h800"), runtime=Runtime.GRAPH)
+    assert graph.makespan_s <= trace.makespan_s
+    assert graph.link_bytes == dict(structure(made, H800, eager=eager).link_bytes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "inside"),
+    [
+        (8192, Dtype.BFLOAT16, True),
+        (2048, Dtype.BFLOAT16, True),
+        (512, Dtype.BFLOAT16, False),  # 64 tokens a chunk: fewer than were measured
+        (2**21, Dtype.BFLOAT16, False),
+        (8192, Dtype.FLOAT32, False),
+    ],
+)
+def test_a_calibrated_cluster_says_whether_it_was_measured_there(
+    tokens: int, dtype: Dtype, inside: bool
+) -> None:
+    cell = replace(CELL, strategy="ring", seqlen_q=tokens, seqlen_kv=tokens, dtype=dtype)
+    prices = pricer(cell.problem, cell.direction, H800, eager=False)
+    shape = skeleton_on(program(cell), H800, eager=False)
+    said = trust(cell.problem, cell.direction, shape, prices, eager=False)
+    assert said.inside is inside
+    assert ("OUTSIDE" in said.text) is not inside
+    assert said.calibration_id == H800.id
+
+
+def test_every_simulated_record_says_how_far_to_trust_it(tmp_path: Path) -> None:
+    record = simulate_cell(CELL, {}, folder=tmp_path)
+    assert record["calibration_id"] == H800.id
+    assert record["inside_range"] is True
+    known = H800.errors["graph_one_node_backward"]
+    assert record["expected_error"] == known
+    assert f"{known:.0%}" in str(record["calibration"])
+    datasheet = simulate_cell(replace(CELL, cluster="h100-8x8"), {}, folder=tmp_path)
+    assert datasheet["expected_error"] is datasheet["inside_range"] is None
+    assert "not calibrated" in str(datasheet["calibration"])
+
+
+def test_a_file_of_ones_own_is_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (FOLDER / "h800.toml").read_text()
+    path.write_text(text.replace('id = "h800/', 'id = "mine/').replace("nodes = 8 ", "nodes = 3 "))
+    mine = cluster(str(path))
+    assert (mine.name, mine.gpus) == ("mine", 24)
+    record = simulate_cell(replace(CELL, cluster=str(path)), {}, folder=tmp_path)
+    usual = simulate_cell(CELL, {}, folder=tmp_path)
+    assert record["time_s"] == usual["time_s"]
+    assert str(record["calibration_id"]).startswith("mine/")
+    with pytest.raises(ValueError, match="cannot be read"):
+        cluster(str(tmp_path / "none.toml"))
+    with pytest.raises(ValueError, match=r"h100-8x8, h100-1x8, .*calibrate"):
+        cluster("b200")

@@ -1,0 +1,89 @@
+"""Run scripts/validate_predictor.py on small tables of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.test_pool import ROOT
+
+DENSE = (
+    "gpu,nodes,gpus_per_node,Sq,Skv,heads,head_dim,bs,pattern,direction,strategy,kernel_tile,"
+    "scheduler,Y,X,mode,time_s,hfu_tflops_per_gpu,source_id\n"
+)
+SPARSE = (
+    "gpu,nodes,gpus_per_node,S,heads,head_dim,bs,pattern,direction,strategy,allocation,"
+    "kernel_tile,scheduler,time_s,author_predicted_s,source_pdf\n"
+)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "validate_predictor.py"
+    command = [sys.executable, str(script), "--data", str(folder), "--jobs", "1", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "dense.csv").write_text(
+        DENSE
+        + "H800,1,8,24576,8192,3,128,1,full,fwd,ultra,0,manual,4,2,normal,0.001,1,L00\n"
+        + "H800,1,8,24576,8192,3,128,1,full,fwd,ultra,0,manual,4,2,normal,0.002,1,L00\n"
+        + "A800,3,5,15360,15360,7,128,1,causal,bwd,zigzag,,,,,normal,0.01,1,L02\n"
+        + "A100,1,8,8192,8192,1,128,1,full,fwd,ultra,0,manual,3,2,normal,0.01,1,L03\n"
+        + "B200,1,8,8192,8192,1,128,1,full,fwd,ring,,,,,normal,0.01,1,L99\n"
+        + "H800,1,8,8192,8192,1,128,1,full,fwd,tree,,,,,normal,0.01,1,L99\n"
+        + "H800,1,8,8192,8192,1,128,1,full,fwd,ring,,,,,normal,fast,1,L99\n"
+        + "H800,8,1,8192,8192,1,128,1,full,fwd,ring,,,,,normal,0.01,1,L17\n"
+        + "H800,1,8,8192,8192,1,128,1,full,fwd,ultra,1,bfs,,,normal,0.01,1,L00\n"
+    )
+    (tmp_path / "sparse.csv").write_text(
+        SPARSE
+        + "H100,1,8,65536,5,128,1,streaming,fwd,ultra,node_tile,0,bfs,0.004,0.0038,x\n"
+        + "H100,1,8,65536,5,128,1,spiral,fwd,ring,,,,0.004,,x\n"
+    )
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    return tmp_path
+
+
+def test_every_row_is_predicted_or_counted_with_its_reason(folder: Path) -> None:
+    done = run(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    named = {(r["gpu"], r["nodes"], r["pattern"], r["direction"], r["strategy"]): r for r in rows}
+    assert set(named) == {
+        ("A800", 3, "causal", "bwd", "zigzag"),
+        ("H100", 1, "streaming", "fwd", "owner"),
+        ("H800", 1, "full", "fwd", "grid"),
+    }
+    grid = named["H800", 1, "full", "fwd", "grid"]
+    assert grid["n"] == 2
+    # One prediction p against 1 and 2 ms: signed error p/2 (1 + 1/2) - 1.
+    p = (grid["signed"] + 1) / 0.75
+    assert grid["mape"] == pytest.approx((abs(p - 1) + abs(p / 2 - 1)) / 2)
+    assert named["H100", 1, "streaming", "fwd", "owner"]["author_mape"] == pytest.approx(0.05)
+    for reason in (
+        "a grid of 3 rows does not fit 8 GPUs",
+        "no calibration of B200",
+        "strategy tree does not exist",
+        "cannot be read: ValueError",
+        "8 nodes of 1 GPU",
+        "allocation of blocks to GPUs is unknown",
+        "pattern spiral does not exist",
+    ):
+        assert f"1: {reason}" in done.stderr.replace("there is ", "").replace("the ", "").replace(
+            "row ", ""
+        ), done.stderr
+
+
+def test_a_folder_without_tables_is_a_wrong_call(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 2
+    assert "must hold tables of measured runs" in done.stderr
+
+
+def test_half_of_the_shapes_can_be_left_out(folder: Path) -> None:
+    whole, half = (json.loads(run(folder, "--json", *w).stdout) for w in ((), ("--holdout",)))
+    assert sum(r["n"] for r in half) < sum(r["n"] for r in whole)
