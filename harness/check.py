@@ -201,7 +201,7 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
 
 
 @lru_cache(maxsize=8)
-def _reference(problem: Problem, seed: int) -> Tolerance:
+def reference_of(problem: Problem, seed: int) -> Tolerance:
     """Run the oracle; strategies and degrees of one problem share it."""
     tensors = inputs_of(problem, seed)
     mask = allowed_mask(problem.pattern)
@@ -235,10 +235,10 @@ def check(
         problem = config.problem
         plans = planned(problem, config.strategy)
     except UnsupportedError as error:
-        return _pair(Cell(cell, Status.REFUSED, str(error)) for cell in cells)
+        return pair_of(Cell(cell, Status.REFUSED, str(error)) for cell in cells)
     except PlanError as error:
         reason = f"{type(error).__name__}: {error}"
-        return _pair(Cell(cell, Status.FAILED, reason) for cell in cells)
+        return pair_of(Cell(cell, Status.FAILED, reason) for cell in cells)
     judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
     worst: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -249,17 +249,18 @@ def check(
         account = number == 0 and device is None
         both = run_both(plans, tensors, lambda: LocalTransport(problem.cp), account=account)
         results = {name: tensor.cpu() for name, tensor in both.results.items()}
-        tolerance = _reference(replace(problem, cp=1), seed)
+        tolerance = reference_of(replace(problem, cp=1), seed)
         _widen(worst, errors(results, tolerance))
         _widen(most, _limits(plans, tolerance))
         if number == 0:
             for direction, program in _programs(plans):
                 found[direction] += _compare(program, both, direction, range(problem.cp))
                 digests[direction] = combine(rank_digests(both.runs[direction]))
-    return _pair(_judge(cell, worst, most, found, digests) for cell in cells)
+    return pair_of(_judge(cell, worst, most, found, digests) for cell in cells)
 
 
-def _pair(cells: Iterable[Cell]) -> tuple[Cell, Cell]:
+def pair_of(cells: Iterable[Cell]) -> tuple[Cell, Cell]:
+    """Take the cells of the two directions."""
     forward, backward = cells
     return forward, backward
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
-from harness.check import SEEDS, Cell, Status, as_group, check, group_run
+from harness.check import SEEDS, Cell, Status, as_group, check, group_run, pair_of
 from harness.config import Config, Where
+from harness.peers.judge import judge_peer
+from harness.peers.run import peer_job, refusal
 from harness.pool import Team, WorkerError
 from harness.problem import Direction
 from harness.workers import spread
@@ -121,6 +123,55 @@ def check_group(
     finally:
         if team is not None:
             team.close()
+
+
+def check_peers(
+    configs: Iterable[Config], *, timeout_s: float = _TIMEOUT_S
+) -> Iterator[tuple[Cell, Cell]]:
+    """Judge other projects' code, which runs in gloo processes alone, by the same oracle.
+
+    Args:
+        configs: Cells of peers, best those of one degree together.
+        timeout_s: How long one run may take.
+    """
+    team: Team | None = None
+    try:
+        for config in configs:
+            cells = [
+                replace(config, direction=direction, transport=Where.GLOO)
+                for direction in Direction
+            ]
+            refused = _peer_refusal(config)
+            if refused is not None:
+                yield pair_of(Cell(cell, Status.REFUSED, refused) for cell in cells)
+                continue
+            judged = []
+            for cell in cells:
+                if team is None or not team.alive or team.cp != config.cp:
+                    if team is not None:
+                        team.close()
+                    team = Team(config.cp)
+                judged.append(_peer_cell(team, cell, timeout_s))
+            yield pair_of(judged)
+    finally:
+        if team is not None:
+            team.close()
+
+
+def _peer_refusal(config: Config) -> str | None:
+    try:
+        refused = refusal(config.strategy, config.problem)
+    except ValueError as error:
+        return str(error)
+    return None if refused is None else refused.reason
+
+
+def _peer_cell(team: Team, config: Config, timeout_s: float) -> Cell:
+    try:
+        return judge_peer(config, lambda seed: team.run(peer_job, timeout_s, config, 0, 1, seed))
+    except WorkerError as error:
+        reason = f"{config.strategy} itself failed: {error.kind.value}: {error}"
+        return Cell(config, Status.FAILED, reason)
 
 
 def _degree(pair: tuple[Cell, Cell]) -> int:

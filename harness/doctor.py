@@ -12,6 +12,7 @@ import torch.distributed as dist
 from harness import kernels
 from harness.environment import environment, package_version
 from harness.errors import MeasurementError
+from harness.peer import PEERS
 from harness.pool import Member, Team
 
 _GIB = 2**30
@@ -68,13 +69,6 @@ _PACKAGES = (
         "flash-attention 2 kernels on CUDA",
         "pip install flash-attn (needs a CUDA toolkit); without it torch's own kernels are used",
     ),
-    (
-        "ring-flash-attn",
-        "ring_flash_attn",
-        "comparison with that project's code on CUDA",
-        "pip install ring-flash-attn",
-    ),
-    ("yunchang", "yunchang", "comparison with that project's code on CUDA", "pip install yunchang"),
 )
 
 
@@ -96,6 +90,7 @@ def examine(start_team: Callable[[int], Team] = Team) -> tuple[dict[str, object]
     }
     findings = [
         *(_package(*row) for row in _PACKAGES),
+        *_peers(),
         *_kernels(kernels.capabilities()),
         _gloo(start_team),
         _cuda(),
@@ -114,6 +109,19 @@ def _package(name: str, module: str, serves: str, remedy: str) -> Finding:
         reason = f"{version}, but its import fails: {error}"
         return Finding(name, State.BROKEN, reason.splitlines()[0], serves, remedy)
     return Finding(name, State.OK, version, serves)
+
+
+def _peers() -> list[Finding]:
+    """Other projects' packages: only whether they are there, since ranks import them in parts."""
+    findings: dict[str, Finding] = {}
+    for peer in PEERS.values():
+        version, serves = package_version(peer.package), f"rows peer:{peer.package}/*"
+        if peer.refusal:
+            continue
+        found = Finding(peer.package, State.OK, version or "", serves)
+        absent = Finding(peer.package, State.MISSING, "not installed", serves, peer.install)
+        findings[peer.package] = found if version else absent
+    return list(findings.values())
 
 
 def _kernels(found: Mapping[str, str]) -> list[Finding]:

@@ -9,6 +9,7 @@ from math import prod
 from harness.config import Config
 from harness.covering import Together, covering
 from harness.errors import UnsupportedError
+from harness.peer import is_peer
 from harness.plan import Scope
 from harness.problem import Dtype
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy, upipe
@@ -171,7 +172,7 @@ def _affordable(row: Sequence[object]) -> bool:
 
 def _is_staged(text: str) -> bool:
     """Whether a strategy works in stages of heads."""
-    return "stage_heads" in strategy(text).strategy.accepts
+    return not is_peer(text) and "stage_heads" in strategy(text).strategy.accepts
 
 
 @lru_cache(maxsize=4096)
@@ -194,7 +195,8 @@ def _config(row: Sequence[object]) -> Config:
     assert rotary is None or isinstance(rotary, float)
     text, seqlen_kv = spelled(pattern, seqlen)
     # Ulysses needs a head per rank: take the same geometry several times over.
-    times = -(-cp // heads[0]) if strategy(name).strategy.name == "ulysses" else 1
+    ulysses = not is_peer(name) and strategy(name).strategy.name == "ulysses"
+    times = -(-cp // heads[0]) if ulysses else 1
     return Config(
         strategy=name,
         pattern=text,

@@ -191,7 +191,7 @@ def _verdict(
     results: dict[Resident, torch.Tensor] = {}
     for rank in ranks:
         results |= rank.results
-    reference, whole = _reference(replace(config.problem, cp=1))
+    reference, whole = reference_of(replace(config.problem, cp=1))
     found = {}
     for name, tensor in results_of(config.problem, config.direction):
         if tensor is not Tensor.LSE:
@@ -204,7 +204,7 @@ def _verdict(
 
 
 @lru_cache(maxsize=4)
-def _reference(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]] | None]:
+def reference_of(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]] | None]:
     """Run the oracle on all heads, or on one KV head and its group where that would take long.
 
     Of a layer no part can be judged alone: all heads are in y.

@@ -8,6 +8,7 @@ from harness.errors import UnsupportedError
 from harness.keeping import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.layer import as_layer, check_layer
 from harness.options import LAYER_OPTIONS, OPTIONS, read_option
+from harness.peer import is_peer
 from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
@@ -191,7 +192,13 @@ def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
 
     Raises:
         ValueError: Unknown name, option or value; the choices are listed.
+        UnsupportedError: It is another project's code, which has no plan.
     """
+    if is_peer(text):
+        raise UnsupportedError(
+            f"{text}: it is another project's code and has no plan; measure or check it",
+            ("sweep --mode measure", "check"),
+        )
     name, _, tail = text.partition(":")
     name = ALIASES.get(name, name)
     if name not in table:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.cluster import Runtime
 from harness.config import Config, Where
+from harness.peer import expanded
 from harness.plan import Scope
 from harness.problem import Direction, Dtype
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
@@ -32,7 +33,7 @@ class Part:
 
     Attributes:
         mode: Simulated or measured (a part is one of the two).
-        strategies: Names with options; `*` is every strategy.
+        strategies: Names with options; `*` is every strategy, `peer:*` every peer.
         patterns: Texts of patterns.
         cp: Degrees.
         seqlen: Tokens over all ranks.
@@ -67,8 +68,9 @@ class Part:
     def names(self, scope: Scope) -> tuple[str, ...]:
         """Strategies with `*` spelled out, in canonical spelling."""
         every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
-        texts = [name for text in self.strategies for name in (every if text == ALL else (text,))]
-        return tuple(dict.fromkeys(strategy(text).text for text in texts))
+        return expanded(
+            self.strategies, lambda text: tuple(every) if text == ALL else (strategy(text).text,)
+        )
 
     def cells(self) -> Iterator[Config]:
         """Yield the product, one configuration a cell."""

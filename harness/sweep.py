@@ -4,7 +4,7 @@ import statistics
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psutil
 
@@ -21,11 +21,15 @@ from harness.measure import (
     oracle_bytes,
     rank_job,
 )
+from harness.peer import is_peer
+from harness.peers.judge import errors_of
+from harness.peers.run import PeerRun, peer_job, refusal
 from harness.plan import Plan
 from harness.planned import planned
 from harness.pool import Failure, Member, Team, WorkerError
 from harness.problem import Direction
 from harness.records import Record
+from harness.sizes import problem_flops
 
 P = ParamSpec("P")
 _RANK_BYTES = 2**28
@@ -144,21 +148,69 @@ _KINDS = {
 
 
 def _measured(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    run = _of_peer if is_peer(config.strategy) else _of_plan
     try:
-        ranks = crew.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
+        return run(crew, config, limits, context)
     except WorkerError as error:
         status = _KINDS[error.kind]
         return record(config, status, context, reason=str(error), detail=error.detail)
-    samples = [rank for rank in ranks if isinstance(rank, RankSample)]
-    for rank in ranks:
-        if isinstance(rank, Refusal):
-            return record(config, Status.ILLEGAL, context, reason=rank.reason)
-    try:
-        return _judged(config, samples, limits, context)
     except Exception as error:  # the boundary of the cell: the others go on
         reason = f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
         return record(config, Status.ERROR, context, reason=reason, detail=detail)
+
+
+def _of_plan(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    ranks = crew.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
+    samples = [rank for rank in ranks if isinstance(rank, RankSample)]
+    for rank in ranks:
+        if isinstance(rank, Refusal):
+            return record(config, Status.ILLEGAL, context, reason=rank.reason)
+    return _judged(config, samples, limits, context)
+
+
+def _of_peer(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    """Measure another project's code: it has times and errors, but no plan and no ledger."""
+    try:
+        refused = refusal(config.strategy, config.problem)
+    except ValueError as error:
+        return record(config, Status.ILLEGAL, context, reason=str(error))
+    if refused is not None:
+        status = Status.SKIPPED if refused.absent else Status.ILLEGAL
+        return record(config, status, context, reason=refused.reason)
+    runs = crew.run(peer_job, limits.timeout_s, config, limits.warmup, limits.iterations)
+    judged = oracle_bytes(config) <= limits.memory_bytes
+    found, passed = errors_of(config, runs) if judged else ({}, True)
+    reason = "" if passed else f"the result of {config.strategy} is off: {found}"
+    flops = problem_flops(config.problem, config.direction) / config.cp
+    return record(
+        config,
+        Status.OK if passed else Status.ERROR,
+        context,
+        reason=reason if judged else _not_judged(config),
+        **_times(slowest(runs), flops),
+        max_rel_error=found if judged else None,
+    )
+
+
+def slowest(runs: Sequence[PeerRun]) -> tuple[float, ...]:
+    """Per iteration, the seconds of the slowest rank."""
+    return tuple(max(times) for times in zip(*(run.samples_s for run in runs), strict=True))
+
+
+def _times(samples_s: Sequence[float], flops: float) -> dict[str, Any]:
+    median = statistics.median(samples_s)
+    return {
+        "time_s": median,
+        "samples_s": list(samples_s),
+        "p20_s": quantile(samples_s, 0.2),
+        "p80_s": quantile(samples_s, 0.8),
+        "tflops_per_gpu": flops / median / 1e12,
+    }
+
+
+def _not_judged(config: Config) -> str:
+    return f"not judged: the oracle needs {oracle_bytes(config)} bytes, more than the cap"
 
 
 def _judged(
@@ -167,20 +219,13 @@ def _judged(
     judged = oracle_bytes(config) <= limits.memory_bytes
     found = joined(config, samples, judged=judged)
     plan = plan_of(config)
-    low, high = quantile(found.samples_s, 0.2), quantile(found.samples_s, 0.8)
     reason = "" if found.passed else f"the result is off: {dict(found.max_rel_error)}"
-    if not judged:
-        reason = f"not judged: the oracle needs {oracle_bytes(config)} bytes, more than the cap"
     return record(
         config,
         Status.OK if found.passed else Status.ERROR,
         context,
-        reason=reason,
-        time_s=found.time_s,
-        samples_s=list(found.samples_s),
-        p20_s=low,
-        p80_s=high,
-        tflops_per_gpu=plan_flops(plan) / config.cp / found.time_s / 1e12,
+        reason=reason if judged else _not_judged(config),
+        **_times(found.samples_s, plan_flops(plan) / config.cp),
         bytes_sent_per_rank=max(found.bytes_sent_per_rank, default=0),
         exposed_comm_s=found.exposed_comm_s,
         imbalance=imbalance_total(plan),

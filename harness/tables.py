@@ -1,7 +1,7 @@
 """Tables of a sweep for the terminal: one of simulated times per problem, one of measured cells."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -177,19 +177,22 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
 def _measured(entry: Record, base: Mapping[str, float], *, marked: bool, spread: bool) -> list[str]:
     if entry["status"] != Status.OK:
         return [str(entry["status"])]
-    time_s, low, high, wait_s = (
-        _number(entry[name]) for name in ("time_s", "p20_s", "p80_s", "exposed_comm_s")
-    )
+    time_s, low, high = (_number(entry[name]) for name in ("time_s", "p20_s", "p80_s"))
     ring = base.get(str(entry["pattern"]))
     return [
         f"{milliseconds(time_s)}{'*' if marked else ''}",
         *([f"{milliseconds(low)}-{milliseconds(high)}"] if spread else []),
         f"{ring / time_s:.2f}×" if ring is not None else "",
         worst_error(entry),
-        f"{_number(entry['bytes_sent_per_rank']) / _MIB:.2f}",
-        milliseconds(wait_s),
-        f"{_number(entry['imbalance']):.2f}",
+        _known(entry["bytes_sent_per_rank"], lambda size: f"{size / _MIB:.2f}"),
+        _known(entry["exposed_comm_s"], milliseconds),
+        _known(entry["imbalance"], lambda ratio: f"{ratio:.2f}"),
     ]
+
+
+def _known(value: object, shown: Callable[[float], str]) -> str:
+    """A figure, or a dash: other projects' code has no plan that would say."""
+    return "—" if value is None else shown(_number(value))
 
 
 def _best(records: Sequence[Record]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +18,7 @@ from harness.commands.arguments import choice, count, dtype, example, heads, len
 from harness.commands.progress import Live, Output
 from harness.config import Config, Where
 from harness.grid import Axes, pairwise, size, spelled, whole
+from harness.peer import expanded, is_peer
 from harness.plan import Scope
 from harness.problem import Dtype
 from harness.records import Record, ResultFile
@@ -45,7 +47,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--strategies", type=listed(str), help="names, with options")
+    parser.add_argument(
+        "--strategies", type=listed(str), help="names, with options; peer:* is every peer"
+    )
     parser.add_argument("--patterns", type=listed(str), help="names of the grid (see `list`)")
     parser.add_argument("--cp", type=listed(count), help="degrees")
     parser.add_argument("--seqlen", type=listed(length), help="lengths, tokens")
@@ -109,8 +113,7 @@ def _axes(args: argparse.Namespace) -> Axes:
     axes = replace(
         Axes.of(args.scope), **{name: values for name, values in given.items() if values}
     )
-    for text in axes.strategies:
-        strategy(text)
+    axes = replace(axes, strategies=expanded(axes.strategies, _known))
     for text in axes.patterns:
         for seqlen in axes.lengths:
             spelling, seqlen_kv = spelled(text, seqlen)
@@ -123,6 +126,12 @@ def _axes(args: argparse.Namespace) -> Axes:
             "oracle holds matrices of its square"
         )
     return axes
+
+
+def _known(text: str) -> tuple[str]:
+    """The spelling of a strategy that there is, as the user gave it."""
+    strategy(text)
+    return (text,)
 
 
 def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
@@ -145,21 +154,30 @@ def _judge(args: argparse.Namespace, axes: Axes, done: set[str]) -> Iterator[tup
     total = size(axes) if args.full else sum(1 for _ in pairwise(axes))
     with Live("check", total) as live:
 
-        def todo() -> Iterator[Config]:
+        def todo(*, peers: bool) -> Iterator[Config]:
             for config in _configs(args, axes):
-                if done.issuperset(checks.hashes_of(config, args.transport)):
+                if is_peer(config.strategy) is not peers:
+                    continue
+                if done.issuperset(_hashes(args, config)):
                     live.skip()
                 else:
                     yield config
 
         jobs = min(args.jobs, total)
         if args.transport is Where.GLOO:
-            pairs = checks.check_group(todo(), jobs=jobs, repeat=args.repeat)
+            pairs = checks.check_group(todo(peers=False), jobs=jobs, repeat=args.repeat)
         else:
-            pairs = checks.check_all(todo(), jobs=jobs)
-        for pair in pairs:
+            pairs = checks.check_all(todo(peers=False), jobs=jobs)
+        of_peers = sorted(todo(peers=True), key=lambda config: config.cp)
+        for pair in chain(pairs, checks.check_peers(of_peers)):
             yield pair
             live.advance()
+
+
+def _hashes(args: argparse.Namespace, config: Config) -> tuple[str, ...]:
+    """Hashes of a cell's records; peers run in processes whatever the transport of the others."""
+    where = Where.GLOO if is_peer(config.strategy) else args.transport
+    return checks.hashes_of(config, where)
 
 
 def _done(file: ResultFile) -> set[str]:
@@ -173,11 +191,7 @@ def _done(file: ResultFile) -> set[str]:
 
 def _kept(args: argparse.Namespace, axes: Axes, file: ResultFile) -> Iterator[Record]:
     """The newest record of each cell of this grid."""
-    wanted = {
-        digest
-        for config in _configs(args, axes)
-        for digest in checks.hashes_of(config, args.transport)
-    }
+    wanted = {digest for config in _configs(args, axes) for digest in _hashes(args, config)}
     newest = {str(record["config_hash"]): at for at, record in enumerate(file.scan())}
     for at, record in enumerate(file.scan()):
         digest = str(record["config_hash"])

@@ -15,6 +15,7 @@ from harness.cluster import CLUSTERS
 from harness.commands.arguments import example
 from harness.commands.progress import Output
 from harness.options import LAYER_OPTIONS, OPTIONS
+from harness.peer import PEERS
 from harness.plan import Scope
 from harness.problem import Dtype
 from harness.strategy import ALIASES, Options, accepted
@@ -46,6 +47,14 @@ class _StrategyEntry(TypedDict):
     scopes: list[str]
 
 
+class _PeerEntry(TypedDict):
+    name: str
+    calls: str
+    source: str
+    installed: bool
+    refusal: str
+
+
 class _PatternEntry(TypedDict):
     name: str
     summary: str
@@ -73,7 +82,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="the strategies, patterns, clusters and precisions that there are",
+        help="the strategies, peers, patterns, clusters and precisions that there are",
         description=__doc__,
         epilog=example(["list", "list clusters", "list strategies --json"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -115,6 +124,19 @@ def _strategies() -> list[_StrategyEntry]:
             scopes=[scope for scope in Scope if scope is Scope.LAYER or name in STRATEGIES],
         )
         for name, strategy in EVERY_STRATEGY.items()
+    ]
+
+
+def _peers() -> list[_PeerEntry]:
+    return [
+        _PeerEntry(
+            name=peer.name,
+            calls=peer.summary,
+            source=peer.source,
+            installed=peer.installed,
+            refusal=peer.refusal,
+        )
+        for peer in PEERS.values()
     ]
 
 
@@ -180,6 +202,18 @@ def _show_strategies(console: Output) -> None:
         _beside(console, f"  {name}=", text)
 
 
+def _show_peers(console: Output) -> None:
+    console.print()
+    console.print(Text("peers", style="bold"))
+    console.print("other projects' code, measured and checked beside ours; peer:* is all of them")
+    for entry in _peers():
+        here = "runs here" if entry["installed"] else PEERS[entry["name"]].install
+        console.print()
+        console.print(entry["name"])
+        _beside(console, "", f"calls {entry['calls']}, {entry['source']}")
+        _beside(console, "", f"not here: {entry['refusal']}" if entry["refusal"] else here)
+
+
 def _show_patterns(console: Output) -> None:
     console.print()
     console.print(Text("patterns", style="bold"))
@@ -238,12 +272,14 @@ def _show_dtypes(console: Output) -> None:
 
 _ENTRIES: Mapping[str, Callable[[], Sequence[object]]] = {
     "strategies": _strategies,
+    "peers": _peers,
     "patterns": _patterns,
     "clusters": _clusters,
     "dtypes": _dtypes,
 }
 _SHOWS: Mapping[str, Callable[[Output], None]] = {
     "strategies": _show_strategies,
+    "peers": _show_peers,
     "patterns": _show_patterns,
     "clusters": _show_clusters,
     "dtypes": _show_dtypes,

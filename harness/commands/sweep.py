@@ -80,7 +80,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--mode", type=choice(Mode), choices=tuple(Mode), help="which parts of the suite to run"
     )
     axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
-    axes.add_argument("--strategies", type=listed(str), help="names with options; * is all")
+    axes.add_argument(
+        "--strategies", type=listed(str), help="names with options; * is all, peer:* others' code"
+    )
     axes.add_argument("--patterns", "--pattern", type=listed(str), help="see `list`")
     axes.add_argument("--cp", type=listed(count), help="degrees")
     axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,64k")

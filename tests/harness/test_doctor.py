@@ -66,8 +66,8 @@ def test_a_group_that_adds_wrongly_is_broken() -> None:
 
 def test_a_package_that_is_there_but_fails_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_version", lambda _: "1.0")
-    monkeypatch.setitem(sys.modules, "yunchang", None)  # its import raises
-    found = by_name(examine(no_team)[1])["yunchang"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # its import raises
+    found = by_name(examine(no_team)[1])["matplotlib"]
 
     assert found.state is State.BROKEN
     assert found.value.startswith("1.0, but its import fails: ")

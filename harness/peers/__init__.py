@@ -1,0 +1,1 @@
+"""Adapters to other projects' packages, imported inside the rank that runs them."""
