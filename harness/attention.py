@@ -15,10 +15,9 @@ hash is compared, so that ranks with different plans are told and do not wait in
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,26 +25,28 @@ import torch.distributed as dist
 import strategies
 from harness import heads as head_sets
 from harness import shards
-from harness.errors import PlanError, UnsupportedError
-from harness.execute import DTYPES, Run, execute
-from harness.plan import Piece, Place, Plan, Resident, Tensor, legs_of
+from harness.agreement import (
+    Owners,
+    Ready,
+    agreed,
+    check_device,
+    exchange,
+    planned,
+    run_plan,
+    seat,
+    transport_of,
+)
+from harness.errors import UnsupportedError
+from harness.execute import DTYPES
+from harness.plan import Piece, Place, Plan, Resident, Tensor
 from harness.problem import Direction, Problem
 from harness.residency import Program
 from harness.sharding import Sharding
-from harness.sizes import leg_bytes
 from harness.strategy import Chosen, Context
-from harness.transport import GroupTransport, LocalTransport, Transport
-from harness.verify import verify
+from harness.transport import LocalTransport, Transport
 from patterns import Pattern, make_pattern
 
 _DTYPE_OF = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
-_BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
-_MOST_AGREED = 4096
-_T = TypeVar("_T")
-_Owners = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
-"""Hashes of the plans that the ranks of a group have compared; gone with the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,11 @@ class ContextParallel:
     keys: Sharding
     context: Context = field(repr=False)
     group: dist.ProcessGroup | None = field(repr=False)
+
+    @property
+    def owners(self) -> Owners:
+        """Per rank the query chunks that it owns, then per rank the key chunks."""
+        return self.queries.owned, self.keys.owned
 
     @property
     def positions(self) -> torch.Tensor:
@@ -206,7 +212,7 @@ class ContextParallel:
             raise UnsupportedError(
                 f"attention: there is no attention in {q.dtype}", tuple(map(str, _DTYPE_OF))
             )
-        _check_device(q.device, self.group)
+        check_device(q.device, self.group)
         return Problem(
             pattern=self.pattern,
             heads_q=self.heads_q,
@@ -246,7 +252,7 @@ def context_parallel(
         UnsupportedError: The strategy cannot do this; says why and what is near.
         ValueError: A name, option, parameter or number is wrong, or this process is not in group.
     """
-    group, rank, cp = _seat(group)
+    group, rank, cp = seat(group)
     keys = seqlen if seqlen_kv is None else seqlen_kv
     if isinstance(pattern, str):
         pattern = make_pattern(pattern, seqlen, keys, cross=keys != seqlen)
@@ -316,9 +322,9 @@ def attention(
             f"attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: each must be "
             "(B, heads, local tokens, D)"
         )
-    found, _, _ = _seat(group)
+    found, _, _ = seat(group)
     if seqlen is None:
-        lengths = _exchange(found, (q.shape[2], k.shape[2]))
+        lengths = exchange(found, (q.shape[2], k.shape[2]))
         seqlen, seqlen_kv = (sum(length[side] for length in lengths) for side in (0, 1))
     cp = context_parallel(
         seqlen=seqlen,
@@ -392,18 +398,18 @@ def run_all(
     chosen = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
     context = context or Context()
     ranks = range(problem.cp)
-    ready = _planned(chosen, problem, Direction.FORWARD, context)
+    ready = planned(chosen, problem, Direction.FORWARD, context)
     plan = ready.program.plan
     inputs = shards.initial_inputs(plan, {Tensor.Q: q, Tensor.K: k, Tensor.V: v}, ranks)
     transports = [transport(problem.cp)]
-    run = _run(ready, inputs, transports[0])
+    run = run_plan(ready, inputs, transports[0])
     results = {
         "out": shards.collect(plan, {r: run.results[r] for r in plan.outputs}, Tensor.OUT),
         "lse": shards.collect(plan, run.results, Tensor.LSE),
     }
     if dout is None:
         return Everything(results, ready.program, None, tuple(transports))
-    back = _planned(chosen, problem, Direction.BACKWARD, context)
+    back = planned(chosen, problem, Direction.BACKWARD, context)
     plan = back.program.plan
     inputs = {
         resident: run.results[resident]
@@ -412,75 +418,33 @@ def run_all(
         for resident in plan.initial
     }
     transports.append(transport(problem.cp))
-    run = _run(back, inputs, transports[1])
+    run = run_plan(back, inputs, transports[1])
     for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
         results[tensor.value] = shards.collect(plan, run.results, tensor)
     return Everything(results, ready.program, back.program, tuple(transports))
 
 
-# Plans --------------------------------------------------------------------------------------------
-
-
-class _Ready(NamedTuple):
-    """A verified plan, and what each rank sends and receives in it, in bytes."""
-
-    program: Program
-    sent_bytes: Mapping[int, int]
-    received_bytes: Mapping[int, int]
-
-
-@lru_cache(maxsize=128)
-def _planned(
-    chosen: Chosen,
-    problem: Problem,
-    direction: Direction,
-    context: Context,
-    owners: _Owners | None = None,
-) -> _Ready:
-    """Plan and verify, once for each problem."""
-    plan = chosen.plan(problem, direction, context)
-    sent: dict[int, int] = {}
-    received: dict[int, int] = {}
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            if leg.src.rank != leg.dst.rank:
-                size = leg_bytes(plan, leg)
-                sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
-                received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
-    return _Ready(verify(plan, owners), sent, received)
+# Who owns what ------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=128)
 def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
     """Who owns which query and key tokens: whoever a forward plan starts with."""
+    queries, keys = Tensor.Q, Tensor.K
+    if chosen.keeps or chosen.strategy.name in strategies.LAYER_STRATEGIES:
+        queries = keys = Tensor.X
+        problem = replace(problem, hidden=1)
     plan = chosen.plan(problem, Direction.FORWARD, context)
     owned: dict[Tensor, list[dict[int, None]]] = {
-        tensor: [{} for _ in range(problem.cp)] for tensor in (Tensor.Q, Tensor.K)
+        tensor: [{} for _ in range(problem.cp)] for tensor in (queries, keys)
     }
     for place, piece in plan.initial:
         if piece.tensor in owned:
             owned[piece.tensor][place.rank].update(dict.fromkeys(piece.chunks))
     return (
-        Sharding(plan.q_chunks, tuple(map(tuple, owned[Tensor.Q]))),
-        Sharding(plan.kv_chunks, tuple(map(tuple, owned[Tensor.K]))),
+        Sharding(plan.q_chunks, tuple(map(tuple, owned[queries]))),
+        Sharding(plan.kv_chunks, tuple(map(tuple, owned[keys]))),
     )
-
-
-def _run(ready: _Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
-    """Run a plan and hold what moved against what was planned."""
-    run = execute(ready.program, inputs, transport)
-    traffic = transport.traffic
-    for rank in transport.ranks:
-        planned = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))
-        moved = (traffic.sent_bytes.get(rank, 0), traffic.received_bytes.get(rank, 0))
-        if moved != planned:
-            raise PlanError(
-                "the bytes that move are the bytes that the plan names",
-                rank=rank,
-                task=None,
-                detail=f"sent and received {moved} bytes, planned {planned}",
-            )
-    return run
 
 
 # One rank's part ----------------------------------------------------------------------------------
@@ -491,6 +455,12 @@ class _Call(NamedTuple):
 
     cp: ContextParallel
     problem: Problem
+
+
+def _ready(call: _Call, direction: Direction) -> Ready:
+    """The plan of all ranks, compared before it first runs."""
+    cp = call.cp
+    return agreed(cp.strategy, call.problem, direction, cp.context, cp.owners, cp.group)
 
 
 class _Attention(torch.autograd.Function):
@@ -505,7 +475,7 @@ class _Attention(torch.autograd.Function):
         call: _Call,
     ) -> torch.Tensor:
         cp = call.cp
-        ready = _agreed(call, Direction.FORWARD)
+        ready = _ready(call, Direction.FORWARD)
         plan = ready.program.plan
         whole = {Tensor.Q: q, Tensor.K: k, Tensor.V: v}
         inputs = {
@@ -513,7 +483,7 @@ class _Attention(torch.autograd.Function):
             for resident in plan.initial
             if resident.place.rank == cp.rank
         }
-        run = _run(ready, inputs, _transport(cp))
+        run = run_plan(ready, inputs, transport_of(cp.group))
         ctx.residents = [resident for resident in plan.saved if resident.place.rank == cp.rank]
         ctx.save_for_backward(*(run.results[resident] for resident in ctx.residents))
         ctx.call = call
@@ -531,13 +501,13 @@ class _Attention(torch.autograd.Function):
                 ("create_graph=False", "attention written out, at cp = 1"),
             )
         cp: ContextParallel = ctx.call.cp
-        ready = _agreed(ctx.call, Direction.BACKWARD)
+        ready = _ready(ctx.call, Direction.BACKWARD)
         plan = ready.program.plan
         inputs = dict(zip(ctx.residents, ctx.saved_tensors, strict=True))
         for resident in plan.initial:
             if resident.place.rank == cp.rank and resident.piece.tensor is Tensor.DOUT:
                 inputs[resident] = _piece(plan, dout, resident.piece, cp)
-        run = _run(ready, inputs, _transport(cp))
+        run = run_plan(ready, inputs, transport_of(cp.group))
         grads = (_local(plan, run.results, t, cp, dout) for t in (Tensor.DQ, Tensor.DK, Tensor.DV))
         return (*grads, None)
 
@@ -546,7 +516,7 @@ def _piece(plan: Plan, local: torch.Tensor, piece: Piece, cp: ContextParallel) -
     """Cut a piece out of this rank's tensor; the tensor itself where that is all of it."""
     if _is_all(plan, piece, cp):
         return local.contiguous()
-    rows, heads = _place_in(plan, piece, cp)
+    rows, heads = place_in(plan, piece, cp)
     return local[:, heads][:, :, rows].contiguous()
 
 
@@ -566,7 +536,7 @@ def _local(
     wide = problem.head_dim if tensor in (Tensor.DQ, Tensor.DK) else problem.head_dim_v
     whole = like.new_empty((problem.batch, heads, sharding.tokens(cp.rank), wide))
     for resident in found:
-        rows, members = _place_in(plan, resident.piece, cp)
+        rows, members = place_in(plan, resident.piece, cp)
         whole[:, torch.tensor(members)[:, None], torch.tensor(rows)] = results[resident]
     return whole
 
@@ -588,7 +558,7 @@ def _is_all(plan: Plan, piece: Piece, cp: ContextParallel) -> bool:
     return piece.chunks == owned and piece.heads.bit_count() == heads
 
 
-def _place_in(plan: Plan, piece: Piece, cp: ContextParallel) -> tuple[list[int], list[int]]:
+def place_in(plan: Plan, piece: Piece, cp: ContextParallel) -> tuple[list[int], list[int]]:
     """Rows and heads of this rank's tensor that a piece is made of."""
     sharding = cp.sharding(keys=piece.tensor.on_kv)
     start, rows = {}, 0
@@ -601,82 +571,3 @@ def _place_in(plan: Plan, piece: Piece, cp: ContextParallel) -> tuple[list[int],
         for row in range(len(tokens))
     ]
     return found, list(head_sets.members(piece.heads))
-
-
-# The group ----------------------------------------------------------------------------------------
-
-
-def _seat(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, int, int]:
-    """Return the group (None = alone), this rank in it, and its size."""
-    if group is None:
-        if not (dist.is_available() and dist.is_initialized()):
-            return None, 0, 1
-        group = dist.group.WORLD
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError("attention: this process is not a member of the group")
-    return group, rank, dist.get_world_size(group)
-
-
-def _transport(cp: ContextParallel) -> Transport:
-    if cp.group is None:
-        return LocalTransport(1)
-    return GroupTransport(cp.group)
-
-
-def _check_device(device: torch.device, group: dist.ProcessGroup | None) -> None:
-    """Refuse a device that the group's backend does not reach, where that can be told."""
-    if group is None:
-        return
-    backend = dist.get_backend(group)
-    reached = _BACKENDS.get(backend)
-    if reached is not None and device.type != reached:
-        right = [name for name, kind in _BACKENDS.items() if kind == device.type]
-        raise UnsupportedError(
-            f"attention: a {backend} group moves no {device.type} tensors",
-            (f"tensors on {reached}", *(f"a {name} group" for name in right)),
-        )
-
-
-def _exchange(group: dist.ProcessGroup | None, value: _T) -> list[_T]:
-    """Return every rank's value, in rank order."""
-    if group is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def _agreed(call: _Call, direction: Direction) -> _Ready:
-    """Return the plan of all ranks; compare it with theirs before it runs for the first time.
-
-    Ranks that make the same calls come here in the same order, so all of them compare or none.
-
-    Raises:
-        PlanError: Some rank has another plan; names it, and what each rank plans.
-    """
-    cp, problem = call
-    owners = (cp.queries.owned, cp.keys.owned)
-    ready = _planned(cp.strategy, problem, direction, cp.context, owners)
-    if cp.group is None:
-        return ready
-    plan = ready.program.plan
-    agreed = _AGREED.setdefault(cp.group, set())
-    if plan.hash in agreed:
-        return ready
-    told = _exchange(cp.group, (plan.hash, f"{plan.strategy} {direction.value} of {problem}"))
-    others = [rank for rank, (digest, _) in enumerate(told) if digest != told[0][0]]
-    if others:
-        ranks = {
-            name: [r for r, (_, other) in enumerate(told) if other == name] for _, name in told
-        }
-        raise PlanError(
-            "all ranks of a group run one plan",
-            rank=others[0],
-            task=None,
-            detail="; ".join(f"ranks {members} plan {name}" for name, members in ranks.items()),
-        )
-    if len(agreed) >= _MOST_AGREED:
-        agreed.clear()
-    agreed.add(plan.hash)
-    return ready

@@ -149,6 +149,11 @@ class Chosen:
         filled = resolve(problem, direction, self.options, context or Context())
         return Chosen(self.strategy, filled)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what a layer saves is chosen, or where."""
+        return self.options.checkpoint is not Checkpoint.NONE or self.options.offload
+
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`.
 
@@ -157,8 +162,7 @@ class Chosen:
         """
         context = context or Context()
         options, layer = self.options, problem.hidden is not None
-        keeps = options.checkpoint is not Checkpoint.NONE or options.offload
-        if keeps and not layer:
+        if self.keeps and not layer:
             raise UnsupportedError(
                 f"{self.text}: checkpoint and offload are of whole layers; choose scope layer",
                 ("--scope layer",),
@@ -167,7 +171,7 @@ class Chosen:
             if not layer:
                 return self.strategy.plan(problem, direction, options, context, self.text)
             check_layer(problem, self.text)
-            if not keeps:
+            if not self.keeps:
                 return self._layer(problem, direction, context)
             return self._keeping(problem, direction, context)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
+from harness import agreement
 from harness import attention as attention_module
 from harness.attention import ContextParallel, attention, context_parallel, run_all
 from harness.errors import PlanError, UnsupportedError
@@ -444,7 +445,7 @@ def test_what_is_no_attention_is_refused_with_what_was_received() -> None:
 
 def test_a_group_that_cannot_reach_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
-    check = attention_module._check_device
+    check = agreement.check_device
     with pytest.raises(UnsupportedError, match=r"a nccl group moves no cpu tensors; try .*gloo"):
         check(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
     check(torch.device("cuda"), dist.GroupMember.NON_GROUP_MEMBER)
