@@ -22,7 +22,7 @@ from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
 from harness.plan import Memory, Place, Plan, Resident, Tensor, legs_of
-from harness.planned import Planned, partial_results, planned
+from harness.planned import Planned, partial_results, planned, roundings_sent
 from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
@@ -276,7 +276,12 @@ def _widen(largest: dict[str, float], values: Mapping[str, float]) -> None:
 
 def _limits(plans: Planned, tolerance: Tolerance) -> dict[str, float]:
     return {
-        name: limit(name, tolerance, merges=partial_results(program) - 1)
+        name: limit(
+            name,
+            tolerance,
+            merges=partial_results(program) - 1,
+            sent=roundings_sent(program),
+        )
         for direction, program in _programs(plans)
         for name, _ in results_of(program.plan.problem, direction)
     }

@@ -19,7 +19,7 @@ from harness.workers import spread
 
 _TIMEOUT_S = 300.0
 _FEW = 8
-_BATCH = 512
+_BATCH = 64
 
 
 def cost(config: Config) -> float:

@@ -28,7 +28,7 @@ from harness.plan import (
 )
 from harness.problem import Direction
 from harness.residency import Program
-from harness.sizes import piece_bytes, tile_flops, width
+from harness.sizes import leg_bytes, piece_bytes, tile_flops, width
 from harness.skeleton import calls_of
 
 _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
@@ -98,6 +98,11 @@ class Costs:
 
     def leg_bytes(self, leg: Leg) -> int:
         """Bytes that a leg moves; unlike `sizes.leg_bytes`, a local copy counts too."""
+        if leg.src.rank != leg.dst.rank:
+            return leg_bytes(self.plan, leg) if self.plan.problem.round_sent else self._whole(leg)
+        return self._whole(leg)
+
+    def _whole(self, leg: Leg) -> int:
         return sum(map(self.bytes, leg.pieces))
 
     def bytes(self, piece: Piece) -> int:

@@ -46,7 +46,7 @@ from harness.plan import (
 from harness.problem import Direction, Dtype
 from harness.residency import Access, Program, Segment, Step
 from harness.runs import Cut, Range, head_runs, positions, runs
-from harness.sizes import batch_of, is_accumulated, is_per_row, width
+from harness.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
 from harness.transport import Handle, Transport
 
 DTYPES: Mapping[Dtype, torch.dtype] = {
@@ -235,11 +235,13 @@ class _Interpreter:
     def _dtype(self, tensor: Tensor) -> torch.dtype:
         return self.acc if is_accumulated(tensor) else self.dtype
 
-    def _empty(self, piece: Piece, memory: Memory = Memory.DEVICE) -> torch.Tensor:
+    def _empty(
+        self, piece: Piece, memory: Memory = Memory.DEVICE, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         host = memory is Memory.HOST
         return torch.empty(
             self._shape(piece),
-            dtype=self._dtype(piece.tensor),
+            dtype=dtype or self._dtype(piece.tensor),
             device=torch.device("cpu") if host else self.device,
             pin_memory=host and self.device.type == "cuda",
         )
@@ -406,7 +408,13 @@ class _Interpreter:
         A slab waits for its sends before it is freed; copies live until the rank next sends.
         """
         piece = self._read(access)
-        buffer = piece.contiguous()
+        if is_rounded(self.plan, access.piece.tensor):
+            buffer = torch.empty_like(
+                piece, dtype=self.dtype, memory_format=torch.contiguous_format
+            )
+            buffer.copy_(piece)
+        else:
+            buffer = piece.contiguous()
         handle = self.transport.send(buffer, leg.src.rank, leg.dst.rank, tag)
         if buffer is piece and len(access.segments) == 1:
             self.leaving.setdefault(access.segments[0].slab, []).append(handle)
@@ -428,8 +436,10 @@ class _Interpreter:
             self.watch.on_place(leg.src)
             _scatter(self._read(access), targets)
             return
-        direct = len(targets) == 1 and targets[0][0].is_contiguous()
-        buffer = targets[0][0] if direct else self._empty(piece)
+        rounded = is_rounded(self.plan, piece.tensor)
+        direct = len(targets) == 1 and targets[0][0].is_contiguous() and not rounded
+        narrow = self.dtype if rounded else None
+        buffer = targets[0][0] if direct else self._empty(piece, dtype=narrow)
         handle = self.transport.receive(buffer, leg.src.rank, leg.dst.rank, tag)
 
         def arrive() -> None:

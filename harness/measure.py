@@ -22,7 +22,7 @@ from harness.execute import Span, execute
 from harness.layer_check import layer_reference
 from harness.memory import ledger
 from harness.plan import Plan, Resident, Tensor
-from harness.planned import partial_results, planned
+from harness.planned import partial_results, planned, roundings_sent
 from harness.pool import Member
 from harness.problem import Direction, Problem
 from harness.residency import Program
@@ -200,7 +200,9 @@ def _verdict(
             found[name] = value if heads is None else value[:, heads]
     error = errors(found, reference)
     merges = partial_results(program) - 1
-    return error, all(error[name] <= limit(name, reference, merges=merges) for name in error)
+    sent = roundings_sent(program)
+    most = {name: limit(name, reference, merges=merges, sent=sent) for name in error}
+    return error, all(error[name] <= most[name] for name in error)
 
 
 @lru_cache(maxsize=4)

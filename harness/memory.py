@@ -47,7 +47,7 @@ from harness.plan import (
 from harness.problem import Direction
 from harness.residency import Access, Program, Segment, Step
 from harness.runs import Cut, Range, head_runs, positions, runs
-from harness.sizes import batch_of, element_bytes, piece_bytes, width
+from harness.sizes import batch_of, element_bytes, is_rounded, piece_bytes, width, wire_bytes
 
 
 class Use(StrEnum):
@@ -288,10 +288,13 @@ class _Ledger:
         self, leg: Leg, access: Access, creates: Mapping[tuple[Place, Tensor, int], Access]
     ) -> None:
         src, dst, piece = leg.src, leg.dst, access.piece
-        size = self._piece_bytes(piece)
+        size, wire = self._piece_bytes(piece), wire_bytes(self.plan, piece)
         if src.rank != dst.rank:
             copied = self._read(access, Use.STAGING)
-            if not copied and not self._contiguous(access.segments[0]):
+            if is_rounded(self.plan, piece.tensor):
+                joined, copied = copied, self._take(src, wire, Use.STAGING)
+                self._give(src, joined, Use.STAGING)
+            elif not copied and not self._contiguous(access.segments[0]):
                 copied = self._take(src, size, Use.STAGING)
             self.packs.setdefault(src.rank, []).append((src, copied, Use.STAGING))
         slab = creates[leg.dst, piece.tensor, leg.version].segments[0].slab
@@ -303,12 +306,12 @@ class _Ledger:
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
         spans = head_sets.runs(piece.heads, whole.heads)
-        alone = len(parts) == len(spans) == 1
+        alone = len(parts) == len(spans) == 1 and wire == size
         if not alone or not self._is_contiguous(
             whole, parts[0], positions(whole.heads, piece.heads)
         ):
-            self._take(dst, size, Use.STAGING)
-            self.landings[slab] = self.landings.get(slab, 0) + size
+            self._take(dst, wire, Use.STAGING)
+            self.landings[slab] = self.landings.get(slab, 0) + wire
         else:
             self.landings.setdefault(slab, 0)
 

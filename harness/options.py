@@ -78,12 +78,16 @@ OPTIONS: Mapping[str, Option] = {
     "ring": _number("ranks of the ring axis", "what the other axis leaves"),
     "ring_inside": _switch("put the ring, not the head axis, on neighbouring ranks"),
     "rows": _number("rows of ranks", "as many as move the fewest bytes"),
+    "round_sent": _switch("send partial gradients in the dtype of q, not as they are kept"),
     "save_gathered": _switch("save gathered q, k and v rather than project again in backward"),
     "short_last": _switch("let the last stage be short where stages do not divide the heads"),
     "stage_heads": _number("query heads of a stage over all ranks", "one a rank"),
     "ulysses": _number("ranks of the head axis", "the most inside a node"),
 }
 """Every option by name; a strategy accepts some of them."""
+
+COMMON_OPTIONS = frozenset({"round_sent"})
+"""Those that every strategy takes."""
 
 LAYER_OPTIONS = frozenset({"checkpoint", "offload"})
 """Those that every strategy takes at layer scope."""

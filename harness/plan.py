@@ -624,6 +624,7 @@ def to_json(plan: Plan) -> str:
             "cp": problem.cp,
             "hidden": problem.hidden,
             "rotary": problem.rotary,
+            **({"round_sent": True} if problem.round_sent else {}),
         },
         "strategy": plan.strategy,
         "direction": plan.direction,

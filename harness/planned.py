@@ -34,6 +34,12 @@ def planned(problem: Problem, text: str, context: Context | None = None) -> Plan
     return Planned(*(verify(plan) for plan in both))
 
 
+def roundings_sent(program: Program) -> int:
+    """How often a partial gradient is rounded to be sent, at most: once for each rank it visits."""
+    problem = program.plan.problem
+    return problem.cp if problem.round_sent else 0
+
+
 def partial_results(program: Program) -> int:
     """How many partial results meet in one accumulator at most: kernel calls and merges."""
     counts: dict[int, int] = {}

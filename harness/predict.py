@@ -50,10 +50,14 @@ ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
 """The UltraAttn harness: a queue launched ahead, nothing merged (its `reduce` is empty)."""
 
 
-def convention(dtype: Dtype, *, eager: bool) -> Convention:
-    """What this harness moves for a precision, in a captured graph or as eager torch would."""
+def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Convention:
+    """What this harness moves for a precision, in a captured graph or as eager torch would.
+
+    Partial results travel as they are kept, or rounded to the precision itself.
+    """
     base = TORCH if eager else HARNESS
-    return replace(base, plain_bytes=dtype.bytes, result_bytes=dtype.accumulator_bytes)
+    results = dtype.bytes if rounded else dtype.accumulator_bytes
+    return replace(base, plain_bytes=dtype.bytes, result_bytes=results)
 
 
 @dataclass(slots=True)

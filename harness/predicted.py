@@ -89,9 +89,11 @@ def pricer(
         effects: Those that are on.
         scale: Tokens over those that were planned.
     """
+    # Forward, partial outputs travel with their lse, as they are kept.
+    rounded = problem.round_sent and direction is Direction.BACKWARD
     return Pricer(
         calibration=fitted,
-        convention=convention(problem.dtype, eager=eager),
+        convention=convention(problem.dtype, eager=eager, rounded=rounded),
         direction=direction,
         scale_q=scale,
         scale_kv=scale,

@@ -48,6 +48,7 @@ class Problem:
         cp: Context-parallel degree, >= 1.
         hidden: Model width, for plans of whole layers; None = attention only.
         rotary: Base of the rotary angles of q and k, for plans of whole layers; None = not rotated.
+        round_sent: Partial dq, dk and dv cross between ranks in `dtype`, not as they are kept.
     """
 
     pattern: Pattern
@@ -60,6 +61,7 @@ class Problem:
     cp: int = 1
     hidden: int | None = None
     rotary: float | None = None
+    round_sent: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError with the value received and the rule."""

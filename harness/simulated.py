@@ -168,7 +168,9 @@ def predicted(
     if key not in known:
         known[key] = structure_of(small, fitted, folder)
     made = known[key].at(config.seqlen_q)
-    shape, problem, direction = made.shape, config.problem, config.direction
+    shape, direction = made.shape, config.direction
+    rounded = strategy(config.strategy).options.round_sent
+    problem = replace(config.problem, round_sent=rounded)
     eager = config.runtime is Runtime.EAGER
     prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)
     jobs = prices.jobs(shape)

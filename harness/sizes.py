@@ -14,6 +14,8 @@ _WIDE_V = frozenset(
     in ("v", "out", "dout", "dv", "w_v", "w_o", "dw_v", "dw_o")
 )
 
+_ROUNDED = frozenset({Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
+
 
 def is_accumulated(tensor: Tensor) -> bool:
     """Whether a tensor is kept in accumulator precision."""
@@ -57,11 +59,27 @@ def piece_bytes(plan: Plan, piece: Piece) -> int:
     return rows * width(plan, piece.tensor) * element_bytes(plan, piece.tensor)
 
 
+def is_rounded(plan: Plan, tensor: Tensor) -> bool:
+    """Whether a tensor crosses between ranks in another precision than it is kept in."""
+    dtype = plan.problem.dtype
+    narrow = dtype.bytes < dtype.accumulator_bytes
+    return narrow and plan.problem.round_sent and tensor in _ROUNDED
+
+
+def wire_bytes(plan: Plan, piece: Piece) -> int:
+    """Bytes of a piece on its way between ranks."""
+    size, dtype = piece_bytes(plan, piece), plan.problem.dtype
+    if is_rounded(plan, piece.tensor):
+        return size // dtype.accumulator_bytes * dtype.bytes
+    return size
+
+
 def leg_bytes(plan: Plan, leg: Leg) -> int:
     """Bytes that a leg moves between ranks or memories; 0 when both ends are one place."""
     if leg.src == leg.dst:
         return 0
-    return sum(piece_bytes(plan, piece) for piece in leg.pieces)
+    size = piece_bytes if leg.src.rank == leg.dst.rank else wire_bytes
+    return sum(size(plan, piece) for piece in leg.pieces)
 
 
 def sent_bytes(plan: Plan, leg: Leg) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from harness.errors import UnsupportedError
 from harness.keeping import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.layer import as_layer, check_layer
-from harness.options import LAYER_OPTIONS, OPTIONS, read_option
+from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS, read_option
 from harness.peer import is_peer
 from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
@@ -38,6 +38,7 @@ class Options:
         parts: Parts of the sequence that FPDT works on one by one; None makes them 64K tokens.
         checkpoint: What a layer saves for backward; see `keeping`. Any strategy takes it.
         offload: What a layer saves rests on the host. Any strategy takes it.
+        round_sent: Partial dq, dk and dv are sent in the problem's dtype. Any strategy takes it.
     """
 
     prune: bool = True
@@ -56,6 +57,7 @@ class Options:
     parts: int | None = None
     checkpoint: Checkpoint = Checkpoint.NONE
     offload: bool = False
+    round_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,7 @@ class Chosen:
         """
         context = context or Context()
         options, layer = self.options, problem.hidden is not None
+        problem = replace(problem, round_sent=options.round_sent)
         if self.keeps and not layer:
             raise UnsupportedError(
                 f"{self.text}: checkpoint and offload are of whole layers; choose scope layer",
@@ -214,6 +217,10 @@ def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
     return Chosen(strategy, options)
 
 
+_EVERYBODY = (*sorted(COMMON_OPTIONS), *sorted(LAYER_OPTIONS))
+"""Options that no strategy lists, because all take them."""
+
+
 def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     key, _, value = part.partition("=")
     both = "ulysses" in strategy.accepts
@@ -221,13 +228,13 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
         options = _with_option(options, strategy, f"ulysses={mesh[1]}")
         return _with_option(options, strategy, f"ring={mesh[2]}")
     key = key.replace("-", "_")
-    if key not in strategy.accepts | LAYER_OPTIONS:
+    if key not in strategy.accepts and key not in _EVERYBODY:
         known = ", ".join(f"{name}=" for name in sorted(strategy.accepts)) or "no options"
         mesh_hint = f"{part}x2 (Ulysses x ring) or ulysses={part}, or " if part.isdigit() else ""
         raise ValueError(
             f"{strategy.name}: option ({key}) is unknown; "
-            f"it takes {mesh_hint if both else ''}{known}, and of layers "
-            f"{', '.join(f'{name}=' for name in sorted(LAYER_OPTIONS))}; `list` has their values"
+            f"it takes {mesh_hint if both else ''}{known}, and as all do "
+            f"{', '.join(f'{name}=' for name in _EVERYBODY)}; `list` has their values"
         )
     try:
         return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]

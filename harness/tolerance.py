@@ -37,7 +37,8 @@ kernels and the merges accumulate, for head_dim D, m merges and L = max(1, |lse|
 - n, out: 3 = the weights before they meet v, the partial outputs, and the result. Merges add none:
   partial outputs are mixed with weights that add up to 1.
 - n, dq dk dv: 4 + m + 1 = the weights, their gradients, the output in the row sum, and the result;
-  and m + 1 partial gradients, each rounded once, added up in float32.
+  and m + 1 partial gradients, each rounded once, added up in float32. Where partial gradients cross
+  between ranks in the dtype of the inputs, one more for each rank that a sum may visit.
 - n, lse: 1/64. It is never held in the input's precision, but kernels take the exponential only to
   a fraction of it. An eighth of a rounding lets that pass and not an lse cast to bfloat16.
 - a: sqrt(D) = the score, a sum of D terms whose roundings are independent. 2 L = the scores that
@@ -220,17 +221,18 @@ def errors(results: Mapping[str, Tensor], tolerance: Tolerance) -> dict[str, flo
     }
 
 
-def limit(name: str, tolerance: Tolerance, *, merges: int = 0) -> float:
+def limit(name: str, tolerance: Tolerance, *, merges: int = 0, sent: int = 0) -> float:
     """Return the largest error that the tensor may have.
 
     Args:
         name: "out", "lse", "dq", "dk" or "dv"; of a layer "y", "dx", "dw_q", ...
         tolerance: Of the inputs.
         merges: How often an output row was merged, at most: number of partial results less one.
+        sent: How often a partial gradient was rounded to be sent, at most.
     """
     if tolerance.dtype == torch.float64:
         return FLOAT64_LIMIT
-    factor, stored = _ROUNDED.get(name, (3, merges + 5.0))
+    factor, stored = _ROUNDED.get(name, (3, merges + sent + 5.0))
     if tolerance.longest_sum:
         stored += 5.0
     largest_lse = 1.0 if name == "lse" else tolerance.scales["lse"]

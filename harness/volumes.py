@@ -6,7 +6,7 @@ papers' counts and share nothing with the planners, so that one can be held agai
 
 All strategies here are one mesh of U x R ranks: U trade tokens for heads, R form a ring. Per rank,
 with T = seqlen_kv / cp and t = seqlen_q / cp tokens, n query heads and m KV heads (copies count),
-b bytes per element and a bytes per element of a partial result:
+b bytes per element and a bytes per element of a partial gradient on its way:
 
     forward     turn of q, k, v     (U-1) (t n d_k + T m (d_k + d_v)) b
                 ring                (R-1) U T m (d_k + d_v) b
@@ -174,7 +174,8 @@ def _mesh_bytes(
     t_q, t_kv = problem.seqlen_q // cp, problem.seqlen_kv // cp
     n, others = problem.heads_q // u, problem.heads_q - problem.heads_q // u
     d_k, d_v = problem.head_dim, problem.head_dim_v
-    b, a = problem.dtype.bytes, problem.dtype.accumulator_bytes
+    b = problem.dtype.bytes
+    a = b if problem.round_sent else problem.dtype.accumulator_bytes
     kv = t_kv * (d_k + d_v)
     hops = r - 1 if prune or r == 1 else r
     runs = _runs(problem, u)

@@ -14,7 +14,7 @@ from rich.text import Text
 from harness.cluster import CLUSTERS
 from harness.commands.arguments import example
 from harness.commands.progress import Output
-from harness.options import LAYER_OPTIONS, OPTIONS
+from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
 from harness.peer import PEERS
 from harness.plan import Scope
 from harness.problem import Dtype
@@ -195,11 +195,15 @@ def _show_strategies(console: Output) -> None:
             text = f"{option['summary']}: {option['values']} (default: {option['default']})"
             _beside(console, f"  {option['name']}=", text)
     console.print()
-    _beside(console, "any strategy", "also takes, with --scope layer")
-    for name in sorted(LAYER_OPTIONS):
-        what, default = OPTIONS[name], getattr(Options(), name)
-        text = f"{what.summary}: {what.values} (default: {str(default).lower()})"
-        _beside(console, f"  {name}=", text)
+    for name, group in (
+        ("also takes", COMMON_OPTIONS),
+        ("and at layer scope", LAYER_OPTIONS),
+    ):
+        _beside(console, "any strategy", name)
+        for option_name in sorted(group):
+            what, default = OPTIONS[option_name], getattr(Options(), option_name)
+            text = f"{what.summary}: {what.values} (default: {str(default).lower()})"
+            _beside(console, f"  {option_name}=", text)
 
 
 def _show_peers(console: Output) -> None:

@@ -32,12 +32,13 @@ from harness.planned import planned
 from harness.problem import Direction, Dtype, Problem
 from harness.sharding import contiguous
 from harness.sizes import leg_bytes
-from harness.transport import LocalTransport
+from harness.transport import GroupTransport, LocalTransport
 from harness.verbs import finish_tokens, hold_tokens
 from harness.verify import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy, upipe
 from tests.harness.mutations import changed
+from tests.support import ranks as processes
 
 MOST_HEADS = 64
 GIB = 2**30
@@ -318,26 +319,51 @@ def test_the_collectives_of_a_layer_are_as_many_as_published(
     assert counts == (all_to_alls(forward), all_to_alls(backward))
 
 
-@pytest.mark.parametrize(
-    ("problem", "text", "gib"),
-    [
-        (LLAMA, "ulysses", (2.1875, 2.1875)),
-        (LLAMA, "upipe", (2.1875, 4.375)),
-        (LLAMA, "upipe:stage_heads=16", (2.1875, 4.375)),
-        (LLAMA, "upipe:stage_heads=24,short_last=true", (2.1875, 4.375)),
-        (LLAMA, "upipe:save_gathered=true", (2.1875, 2.1875)),
-        (LLAMA, "ring-classic", (3.5, 11.5)),
-        # In natural order keys are sent for each query head; partial dk and dv of the shared keys
-        # come home in float32, where the published 7.0 counts them in bfloat16.
-        (LLAMA, "upipe:in_order=true", (3.5, 7.0 + 2 * 0.875)),
-    ],
+# GiB that a rank sends of an 8B layer with 1M tokens on 8 ranks, forward and backward: the closed
+# forms of facts on UPipe, section 8.
+PUBLISHED = (
+    ("ulysses", (2.1875, 2.1875)),
+    ("upipe", (2.1875, 4.375)),
+    ("upipe:stage_heads=16", (2.1875, 4.375)),
+    ("upipe:stage_heads=24,short_last=true", (2.1875, 4.375)),
+    ("upipe:save_gathered=true", (2.1875, 2.1875)),
+    # With partial gradients in float32.
+    ("ring-classic", (3.5, 3.5 + 8.0)),
+    ("ring-classic:round_sent=true", (3.5, 3.5 + 4.0)),
+    # In natural order keys are sent for each query head. The published form counts eight tensors of
+    # all heads in bfloat16 backward: q, k, v, out, dout, dq and also the partial dk and dv of keys
+    # that query heads share. We send those two in float32 unless asked to round them.
+    ("upipe:in_order=true,round_sent=true", (3.5, 7.0)),
+    ("upipe:in_order=true", (3.5, 7.0 + 2 * 0.875)),
 )
+
+
+@pytest.mark.parametrize(("text", "gib"), PUBLISHED)
 def test_a_layer_of_a_million_tokens_sends_as_many_bytes_as_published(
-    problem: Problem, text: str, gib: tuple[float, float]
+    text: str, gib: tuple[float, float]
 ) -> None:
-    """Closed forms of facts on UPipe, section 8."""
-    forward, backward = plans(problem, text)
+    forward, backward = plans(LLAMA, text)
     assert ({gib[0]}, {gib[1]}) == (sent(forward), sent(backward))
+
+
+SMALL = replace(LLAMA, pattern=make_pattern("causal", 48), head_dim=4, head_dim_v=4, hidden=10)
+
+
+def moved(text: str) -> tuple[int, int]:
+    """Bytes that this rank of 8 sends of a small layer, counted at the transport."""
+    both = run_both(planned(SMALL, text), inputs_of(SMALL, 2), GroupTransport)
+    forward, backward = (both.traffic[direction].sent_bytes for direction in Direction)
+    assert forward.keys() == backward.keys()
+    return sum(forward.values()), sum(backward.values())
+
+
+@pytest.mark.parametrize(("text", "gib"), PUBLISHED)
+def test_eight_processes_move_the_published_bytes_scaled_down(
+    text: str, gib: tuple[float, float]
+) -> None:
+    """48 tokens of width 4 in place of 1M of width 128."""
+    scale = GIB * 48 * 4 / (2**20 * 128)
+    assert processes(8).run(moved, text) == [(gib[0] * scale, gib[1] * scale)] * 8
 
 
 @given(
