@@ -36,6 +36,8 @@ _EMPTY: Record = {
     "peak_bytes": None,
     "max_rel_error": None,
     "plan_hash": None,
+    "work_hash": None,
+    "resolved": None,
     "bound_s": None,
     "calibration": None,
     "expected_error": None,

@@ -96,13 +96,14 @@ def simulate_cell(
     try:
         machine = cluster(config.cluster)
         machine.require(config.cp)
+        chosen, node = strategy(config.strategy), Context(gpus_per_node=machine.gpus_per_node)
+        resolved = chosen.resolved(config.problem, config.direction, node).text
         if machine.fitted is not None:
             kept = folder or cache_folder()
-            return predicted(config, machine, machine.fitted, context, known, kept)
-        plan = strategy(config.strategy).plan(
-            config.problem, config.direction, Context(gpus_per_node=machine.gpus_per_node)
-        )
-        return simulated(verify(plan), config, machine, context)
+            found = predicted(config, machine, machine.fitted, context, known, kept)
+        else:
+            plan = chosen.plan(config.problem, config.direction, node)
+            found = simulated(verify(plan), config, machine, context)
     except (UnsupportedError, ValueError) as error:
         return record(config, Status.ILLEGAL, context, reason=str(error))
     except HarnessError as error:
@@ -112,6 +113,7 @@ def simulate_cell(
         reason = f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
         return record(config, Status.ERROR, context, reason=reason, detail=detail)
+    return {**found, "resolved": resolved}
 
 
 def simulated(program: Program, config: Config, machine: Cluster, context: Record) -> Record:
@@ -142,6 +144,7 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         link_bytes=dict(trace.link_bytes),
         plan_hash=plan.hash,
         planned_tokens=config.seqlen_q,
+        work_hash=plan.work_hash,
         bound_s=limits.balanced_s,
         plan_bound_s=limits.bound_s,
         calibration=trace.calibration,
@@ -193,6 +196,7 @@ def predicted(
         peak_bytes=made.peak_bytes,
         link_bytes=dict(made.link_bytes),
         plan_hash=made.plan_hash,
+        work_hash=made.work_hash,
         planned_tokens=made.tokens,
         bound_s=balanced_s,
         plan_bound_s=max(balanced_s, lower_bound_s(jobs)),

@@ -49,6 +49,7 @@ class Structure:
     Attributes:
         shape: Its jobs, folded.
         plan_hash: Of the plan.
+        work_hash: Of the plan, whatever its strategy's name.
         tokens: Query tokens that were planned.
         peak_bytes: Largest peak of a rank, by the ledger.
         sent_bytes: Most that a rank sends to others.
@@ -59,6 +60,7 @@ class Structure:
 
     shape: Skeleton
     plan_hash: str
+    work_hash: str
     tokens: int
     peak_bytes: int
     sent_bytes: int
@@ -95,6 +97,7 @@ def structure(
     return Structure(
         shape=skeleton_on(program, fitted, eager=eager, fold=fold),
         plan_hash=plan.hash,
+        work_hash=plan.work_hash,
         tokens=plan.problem.seqlen_q,
         peak_bytes=max(ledger(program).peak_bytes),
         sent_bytes=max(sent),

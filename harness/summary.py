@@ -1,13 +1,21 @@
-"""Files that are generated from records: a CSV and a Markdown table."""
+"""Files that are generated from records: a CSV, and Markdown with the tables and every cell."""
 
 import csv
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+
+from harness.figures import worst_error
 from harness.records import Record
+from harness.tables import print_sweep
+
+_WIDTH = 120
 
 COLUMNS = (
     "strategy",
+    "resolved",
     "pattern",
     "cp",
     "seqlen_q",
@@ -30,32 +38,31 @@ COLUMNS = (
     "imbalance",
     "peak_bytes",
     "calibration",
+    "expected_error",
+    "max_rel_error",
     "reason",
 )
 
 
 def write_summaries(folder: Path, records: Sequence[Record]) -> None:
     """Write summary.csv and summary.md beside the records, each whole or not at all."""
+    rows = [[_cell(name, entry) for name in COLUMNS] for entry in records]
     with (folder / "summary.csv.new").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow((*COLUMNS, "max_rel_error"))
-        for entry in records:
-            writer.writerow((*(_cell(entry[name]) for name in COLUMNS), worst_error(entry)))
+        writer.writerows([COLUMNS, *rows])
     (folder / "summary.csv.new").replace(folder / "summary.csv")
-    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS))]
-    lines += [_row([_cell(entry[name]) for name in COLUMNS]) for entry in records]
+    tables = StringIO()
+    print_sweep(Console(file=tables, width=_WIDTH), records)
+    shown = "\n".join(line.rstrip() for line in tables.getvalue().splitlines())
+    lines = ["# Sweep", "", "```text", shown, "```", "", "## Every cell", ""]
+    lines += [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows)]
     new = folder / "summary.md.new"
     new.write_text("\n".join(lines) + "\n")
     new.replace(folder / "summary.md")
 
 
-def worst_error(entry: Record) -> str:
-    """Largest error of a record's results, as text; empty if it has none."""
-    found = entry["max_rel_error"]
-    return f"{max(found.values()):.3g}" if isinstance(found, dict) and found else ""
-
-
-def _cell(value: object) -> str:
+def _cell(name: str, entry: Record) -> str:
+    value = worst_error(entry) if name == "max_rel_error" else entry.get(name)
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

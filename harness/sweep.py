@@ -30,6 +30,7 @@ from harness.pool import Failure, Member, Team, WorkerError
 from harness.problem import Direction
 from harness.records import Record
 from harness.sizes import problem_flops
+from strategies import strategy
 
 P = ParamSpec("P")
 _RANK_BYTES = 2**28
@@ -232,6 +233,8 @@ def _judged(
         peak_bytes=found.peak_bytes,
         max_rel_error=dict(found.max_rel_error) if judged else None,
         plan_hash=plan.hash,
+        work_hash=plan.work_hash,
+        resolved=strategy(config.strategy).resolved(plan.problem, config.direction).text,
     )
 
 

@@ -1,45 +1,86 @@
-"""Tables of a sweep for the terminal: one of simulated times per problem, one of measured cells."""
+"""Tables of a sweep: simulated times per problem, measured cells, and the best of all."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.cell import Status
+from harness.best import best_tables
+from harness.figures import (
+    ABSENT,
+    alike,
+    broken,
+    is_ok,
+    known,
+    label,
+    milliseconds,
+    number,
+    problem,
+    short,
+    spread,
+    worst_error,
+)
 from harness.records import Record
-from harness.summary import worst_error
 
 _BASE = "ring"
 _MIB = 2**20
 _NAME = 30
 """The longest name that is not broken."""
-_FIGURES = 48
+_SHORT = 14
+"""The same where patterns would not fit side by side."""
+_FIGURES = 56
 """Columns that a measured cell's figures take."""
-_WIDE, _SPREAD = 120, 100
-"""From these widths on, simulated cells show the speed-up too, and measured ones their spread."""
+_WIDE = 120
+"""From this width on, simulated cells show the speed-up too."""
+_MEASURED = (
+    "ms: the slowest rank, median of {count} iterations; p20-p80: their spread; *: the best, and "
+    "what cannot be told from it because the spreads overlap; vs ring: how many times as fast (~: "
+    "within the spread); error: largest of the results, relative to the float64 oracle; MiB: sent "
+    "by the rank that sends most; wait: ms in which a rank waited for transfers, the longest, in "
+    "one traced run; imbal: work of the busiest rank over the mean"
+)
+_BEST = (
+    "best: the fastest of each row (+n: as fast as n others); both: forward and backward of one "
+    "strategy; GiB: the most it holds on a rank; error: largest of its results, relative to the "
+    "float64 oracle; ±: expected error of the times, where their calibration says"
+)
 
 
 def print_sweep(console: Console, records: Sequence[Record]) -> None:
-    """Print all tables of a sweep, then what did not run and why."""
+    """Print all tables of a sweep, what did not run and why, and which strategy is best."""
     wide = console.width >= _WIDE
     for title, group in _grouped(records, "simulated"):
         _print(console, title, simulated_tables(group, console.width))
+        _say(console, *(f"same plan: {text}" for text in same_plans(group)))
     calibrations = sorted({str(e["calibration"]) for e in records if e["calibration"]})
     if calibrations:
         figures = "ms, times the compute bound evenly spread (×)"
         figures += ", speed-up over ring (r)" if wide else ""
-        console.print(f"simulated: {figures}; * best. {'; '.join(calibrations)}", highlight=False)
-        console.print()
+        _say(console, f"simulated: {figures}; * best. {'; '.join(calibrations)}")
     for title, group in _grouped(records, "measured"):
-        _print(console, title, [measured_table(group, console.width)])
-    if any(entry["source"] == "measured" for entry in records):
-        text = "measured: median of the slowest rank; * best; error relative to the float64 oracle"
-        console.print(text, highlight=False)
+        for pattern in dict.fromkeys(str(entry["pattern"]) for entry in group):
+            own = [entry for entry in group if entry["pattern"] == pattern]
+            _print(console, f"{title}, {pattern}", [measured_table(own, console.width)])
+            _say(console, *(f"same plan: {text}" for text in same_plans(own)))
+    measured = [entry for entry in records if entry["source"] == "measured"]
+    if measured:
+        _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
     for note, times in _notes(records).items():
-        console.print(f"{note} ({times} cells)" if times > 1 else note, highlight=False)
+        _say(console, f"{note} ({times} cells)" if times > 1 else note)
+    best = list(best_tables(records, console.width))
+    for title, table in best:
+        _say(console, "")
+        _print(console, title, [table])
+    if best:
+        _say(console, _BEST)
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
 
 
 def _print(console: Console, title: str, tables: Iterable[Table]) -> None:
@@ -48,13 +89,56 @@ def _print(console: Console, title: str, tables: Iterable[Table]) -> None:
         console.print(table)
 
 
-def _notes(records: Sequence[Record]) -> dict[str, int]:
-    notes: dict[str, int] = {}
-    for entry in records:
-        if entry["reason"]:
-            note = f"{entry['status']}: {str(entry['reason']).splitlines()[0]}"
-            notes[note] = notes.get(note, 0) + 1
-    return notes
+def _counts(measured: Sequence[Record]) -> str:
+    counts = {len(samples) for e in measured if isinstance(samples := e["samples_s"], list)} - {0}
+    if not counts:
+        return "no"
+    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+def crowded(measured: Sequence[Record]) -> list[str]:
+    """Say where more ranks ran than there were cores."""
+    found = set()
+    for entry in measured:
+        facts = entry["environment"]
+        cores = facts.get("cores") if isinstance(facts, Mapping) else None
+        if isinstance(cores, int) and number(entry["cp"]) > cores:
+            found.add((round(number(entry["cp"])), cores))
+    return [
+        f"note: {cp} ranks on {cores} cores take turns: times at cp={cp} show the work of all, "
+        "little of what overlaps"
+        for cp, cores in sorted(found)
+    ]
+
+
+def same_plans(records: Sequence[Record]) -> list[str]:
+    """Name strategies whose plans are one and the same, and for which patterns if not for all.
+
+    Args:
+        records: Of one problem and direction, on one pattern or several.
+    """
+    patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for pattern in patterns:
+        alike_in: dict[object, list[str]] = {}
+        for entry in records:
+            if entry["pattern"] == pattern and entry.get("work_hash"):
+                alike_in.setdefault(entry["work_hash"], []).append(label(entry))
+        for names in alike_in.values():
+            if len(names) > 1:
+                groups.setdefault(tuple(names), []).append(pattern)
+    return [
+        " = ".join(names) + ("" if where == patterns else f" ({', '.join(where)})")
+        for names, where in groups.items()
+    ]
+
+
+def _notes(records: Sequence[Record]) -> Counter[str]:
+    return Counter(
+        f"{entry['status']}: {str(entry['reason']).splitlines()[0]}"
+        for entry in records
+        if entry["reason"]
+    )
 
 
 def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list[Record]]]:
@@ -66,13 +150,9 @@ def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list
 
 
 def _title(entry: Record) -> str:
-    where = entry["cluster"] or f"measured here, {entry['transport']}"
-    batch = f" B={entry['batch']}" if entry["batch"] != 1 else ""
-    return (
-        f"{where}: cp={entry['cp']} S={short(_whole(entry['seqlen_q']))} "
-        f"heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']}{batch} "
-        f"{entry['dtype']} {entry['direction']}"
-    )
+    tokens = short(round(number(entry["seqlen_q"])))
+    where, _, rest = problem(entry).partition(":")
+    return f"{where}: cp={entry['cp']} S={tokens}{rest} {entry['direction']}"
 
 
 def _table(space: int) -> Table:
@@ -92,10 +172,13 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
         width: Columns of the terminal; what does not fit side by side goes into another table.
     """
     wide = width >= _WIDE
-    names = list(dict.fromkeys(str(entry["strategy"]) for entry in records))
+    names: dict[str, str] = {}
+    for entry in records:
+        names[str(entry["strategy"])] = max(names.get(str(entry["strategy"]), ""), label(entry))
     patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
     space, cell = (1, 17) if wide else (0, 10)
-    longest = _longest("strategy", names)
+    side_by_side = width - len(patterns) * (cell + 1 + space)
+    longest = _longest("strategy", names.values(), max(_SHORT, min(_NAME, side_by_side)))
     room = width - longest
     fit = max(1, room // (cell + 1 + space))
     best, base = _best(records), _base(records)
@@ -106,40 +189,28 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
         table.add_column("strategy", min_width=longest, no_wrap=True)
         for pattern in shown:
             table.add_column(broken(pattern, cell), justify="right", no_wrap=True)
-        for name in names:
+        for name, text in names.items():
             cells = [
                 _simulated(by_cell.get((name, pattern)), best, base if wide else None)
                 for pattern in shown
             ]
-            table.add_row(broken(name, longest), *cells)
+            table.add_row(broken(text, longest), *cells)
         yield table
 
 
-def broken(name: str, width: int) -> str:
-    """Break a name where it is too long for a line: before an option, else after punctuation."""
-    lines = [""]
-    for part in re.findall(r"[^:,]+[:,]?", name):
-        pieces = [part] if len(part) <= width else re.findall(r"[^_+=]*[_+=]?", part)
-        for piece in pieces:
-            if lines[-1] and len(lines[-1]) + len(piece) > width:
-                lines.append("")
-            lines[-1] += piece
-    return "\n".join(lines)
-
-
 def _simulated(
-    entry: Record | None, best: Mapping[str, float], base: Mapping[str, float] | None
+    entry: Record | None, best: Mapping[str, Record], base: Mapping[str, Record] | None
 ) -> Text:
     if entry is None:
         return Text("")
-    if entry["status"] != Status.OK:
+    if not is_ok(entry):
         return Text(str(entry["status"]), style="dim")
-    time_s, bound_s, pattern = _number(entry["time_s"]), _number(entry["bound_s"]), entry["pattern"]
-    mark = "*" if time_s == best.get(str(pattern)) else ""
+    time_s, bound_s, pattern = number(entry["time_s"]), number(entry["bound_s"]), entry["pattern"]
+    mark = "*" if alike(entry, best[str(pattern)]) else ""
     text = f"{milliseconds(time_s)}{mark} {_factor(time_s / bound_s)}" if bound_s else ""
     if base is not None:
         ring = base.get(str(pattern))
-        text += f" {ring / time_s:5.2f}r" if ring is not None else " " * 7
+        text += " " * 7 if ring is None else f" {number(ring['time_s']) / time_s:5.2f}r"
     return Text(text, style="bold green" if mark else "")
 
 
@@ -148,93 +219,56 @@ def _factor(value: float) -> str:
 
 
 def measured_table(records: Sequence[Record], width: int) -> Table:
-    """One row a cell: milliseconds, speed against ring, error, bytes; with room, the spread.
+    """One row a cell: milliseconds and their spread, speed against ring, error, bytes.
 
     Args:
-        records: Of one problem, on several patterns.
+        records: Of one problem on one pattern.
         width: Columns of the terminal.
     """
-    table = _table(1)
-    spread = width >= _SPREAD
-    room = width - (_FIGURES + 14 if spread else _FIGURES)
-    pattern = _longest("pattern", (str(entry["pattern"]) for entry in records), room // 2)
-    strategy = _longest("strategy", (str(e["strategy"]) for e in records), room - pattern)
-    table.add_column("pattern", min_width=pattern, no_wrap=True)
+    table = _table(0)
+    strategy = _longest("strategy", map(label, records), width - _FIGURES)
     table.add_column("strategy", min_width=strategy, no_wrap=True)
-    headers = ["ms", *(["p20-p80"] if spread else []), "vs ring", "error", "MiB", "wait", "imbal"]
-    for name in headers:
+    for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
     best, base = _best(records), _base(records)
     for entry in records:
-        marked = entry["status"] == Status.OK and entry["time_s"] == best.get(str(entry["pattern"]))
-        cells = _measured(entry, base, marked=marked, spread=spread)
+        marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])])
         style = "bold green" if marked else ""
-        names = broken(str(entry["pattern"]), pattern), broken(str(entry["strategy"]), strategy)
-        table.add_row(*names, *cells, style=style)
+        cells = _measured(entry, base, "*" if marked else "")
+        table.add_row(broken(label(entry), strategy), *cells, style=style)
     return table
 
 
-def _measured(entry: Record, base: Mapping[str, float], *, marked: bool, spread: bool) -> list[str]:
-    if entry["status"] != Status.OK:
+def _measured(entry: Record, base: Mapping[str, Record], mark: str) -> list[str]:
+    if not is_ok(entry):
         return [str(entry["status"])]
-    time_s, low, high = (_number(entry[name]) for name in ("time_s", "p20_s", "p80_s"))
+    low, high = spread(entry)
     ring = base.get(str(entry["pattern"]))
+    against = ABSENT
+    if ring is not None:
+        near = "~" if ring is not entry and alike(entry, ring) else ""
+        against = f"{near}{number(ring['time_s']) / number(entry['time_s']):.2f}×"
     return [
-        f"{milliseconds(time_s)}{'*' if marked else ''}",
-        *([f"{milliseconds(low)}-{milliseconds(high)}"] if spread else []),
-        f"{ring / time_s:.2f}×" if ring is not None else "",
-        worst_error(entry),
-        _known(entry["bytes_sent_per_rank"], lambda size: f"{size / _MIB:.2f}"),
-        _known(entry["exposed_comm_s"], milliseconds),
-        _known(entry["imbalance"], lambda ratio: f"{ratio:.2f}"),
+        f"{milliseconds(number(entry['time_s']))}{mark}",
+        f"{milliseconds(low)}-{milliseconds(high)}",
+        against,
+        worst_error(entry) or ABSENT,
+        known(entry["bytes_sent_per_rank"], lambda size: f"{size / _MIB:.2f}"),
+        known(entry["exposed_comm_s"], milliseconds),
+        known(entry["imbalance"], lambda ratio: f"{ratio:.2f}"),
     ]
 
 
-def _known(value: object, shown: Callable[[float], str]) -> str:
-    """A figure, or a dash: other projects' code has no plan that would say."""
-    return "—" if value is None else shown(_number(value))
-
-
-def _best(records: Sequence[Record]) -> dict[str, float]:
-    """By pattern, the shortest time."""
-    best: dict[str, float] = {}
-    for entry in records:
-        if entry["status"] == Status.OK:
-            key, time_s = str(entry["pattern"]), _number(entry["time_s"])
-            best[key] = min(time_s, best.get(key, time_s))
+def _best(records: Sequence[Record]) -> dict[str, Record]:
+    """By pattern, the record of the shortest time."""
+    best: dict[str, Record] = {}
+    for entry in filter(is_ok, records):
+        kept = best.setdefault(str(entry["pattern"]), entry)
+        if number(entry["time_s"]) < number(kept["time_s"]):
+            best[str(entry["pattern"])] = entry
     return best
 
 
-def _base(records: Sequence[Record]) -> dict[str, float]:
-    """By pattern, the time of the strategy that others are compared with."""
-    return {
-        str(entry["pattern"]): _number(entry["time_s"])
-        for entry in records
-        if entry["strategy"] == _BASE and entry["status"] == Status.OK
-    }
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def _whole(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
-def milliseconds(seconds: float) -> str:
-    """Format seconds as ms with three digits: `0.12`, `12.3`, `1234`."""
-    value = seconds * 1e3
-    if value >= 99.95:  # three digits are enough
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
-def short(tokens: int) -> str:
-    """Format a number of tokens: `64k`, `1m`, `1000`."""
-    for unit, size in (("m", 2**20), ("k", 2**10)):
-        if tokens % size == 0:
-            return f"{tokens // size}{unit}"
-    return str(tokens)
+def _base(records: Sequence[Record]) -> dict[str, Record]:
+    """By pattern, the record of the strategy that others are compared with."""
+    return {str(e["pattern"]): e for e in records if e["strategy"] == _BASE and is_ok(e)}

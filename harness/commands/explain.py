@@ -13,8 +13,8 @@ from harness.checks import cores
 from harness.commands.arguments import add_problem, example, problem_of
 from harness.commands.progress import Live, Output
 from harness.explain import Costs, Explanation, as_json, explain
+from harness.figures import broken
 from harness.problem import Problem
-from harness.tables import broken
 from harness.workers import spread
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 

@@ -138,7 +138,8 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         print_sweep(Output(), records)
-        print(f"records: {folder}", file=sys.stderr)
+        text = f"records, summary.csv and these tables (summary.md): {folder}"
+        print(text, file=sys.stderr)
     bad = (Status.ERROR, Status.TIMEOUT)
     return 1 if any(entry["status"] in bad for entry in records) else 0
 

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from harness.cell import Status, record
 from harness.config import Config, Where
+from harness.figures import broken, gibibytes, milliseconds, short
 from harness.problem import Direction
 from harness.records import Record
-from harness.tables import milliseconds, print_sweep, short
+from harness.tables import print_sweep, same_plans
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
 NAMES = ("ring", "zigzag", "ring-classic", "double_ring", "allgather:placement=zigzag")
@@ -32,19 +33,23 @@ def config(strategy: str, pattern: str, where: Where) -> Config:
     )
 
 
-def simulated(strategy: str, pattern: str, time_s: float) -> Record:
+def simulated(strategy: str, pattern: str, time_s: float, **values: object) -> Record:
     place = config(strategy, pattern, Where.SIMULATED)
-    return record(place, Status.OK, {}, time_s=time_s, bound_s=0.5, calibration="datasheet")
+    known = {"time_s": time_s, "bound_s": 0.5, "calibration": "datasheet", **values}
+    return record(place, Status.OK, {}, **known)
 
 
-def measured(strategy: str, pattern: str, time_s: float) -> Record:
+def measured(
+    strategy: str, pattern: str, time_s: float, spread: float = 0.02, cores: int = 8
+) -> Record:
     return record(
         config(strategy, pattern, Where.GLOO),
         Status.OK,
-        {},
+        {"cores": cores},
         time_s=time_s,
-        p20_s=0.9 * time_s,
-        p80_s=1.2 * time_s,
+        samples_s=[time_s] * 23,
+        p20_s=(1 - spread) * time_s,
+        p80_s=(1 + 2 * spread) * time_s,
         exposed_comm_s=0.003,
         bytes_sent_per_rank=3 * 2**20,
         imbalance=1.75,
@@ -71,14 +76,20 @@ def row(lines: list[str], name: str) -> str:
     return next(line for line in lines if line.startswith(name + " "))
 
 
+def flat(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
 @pytest.mark.parametrize("width", [80, 100, 119, 120, 200])
 def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(width: int) -> None:
     lines = printed(grid(simulated) + grid(measured), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "…" not in text
-    for name in NAMES:
+    for name in NAMES[:4]:
         assert f"{name} " in text
+    whole, folded = NAMES[4], broken(NAMES[4], 14).split("\n")
+    assert whole in text or all(f"{part} " in text for part in folded)
     assert len(re.findall(r"1234\s+2\.5×", text)) == len(PATTERNS)
 
 
@@ -89,12 +100,21 @@ def test_six_patterns_fit_side_by_side_into_80_columns() -> None:
     assert {"global_", "local", *PATTERNS} - set(header) == {"global_local"}
 
 
-def test_a_name_that_leaves_no_room_moves_patterns_into_another_table() -> None:
+def test_a_long_name_is_broken_rather_than_moving_patterns_into_another_table() -> None:
     lines = printed(grid(simulated), 80)
     rows = [line for line in lines if line.startswith("ring ")]
-    counts = [len(re.findall("2.5×", line)) for line in rows]
-    assert sum(counts) == 6
-    assert len(counts) == 2
+    assert [len(re.findall("2.5×", line)) for line in rows] == [6]
+    at = next(number for number, line in enumerate(lines) if line.startswith("allgather:"))
+    assert [line.split()[0] for line in lines[at : at + 3]] == [
+        "allgather:",
+        "placement=",
+        "zigzag",
+    ]
+
+
+def test_what_a_strategy_chose_is_its_label() -> None:
+    lines = printed([simulated("usp", "star", 1.0, resolved="usp:4x2")], 80)
+    assert "1000* 2.0×" in row(lines, "usp:4x2")
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -115,15 +135,70 @@ def test_with_room_the_speed_up_over_ring_is_shown() -> None:
     assert "1.32" not in "\n".join(printed(grid(simulated), 80))
 
 
-def test_a_measured_row_has_time_speed_up_error_bytes_wait_and_imbalance() -> None:
-    narrow, wide = (
-        next(line for line in printed(grid(measured), width) if "star" in line and "zigzag" in line)
-        for width in (80, 200)
-    )
-    assert narrow.split() == [
-        *("star", "zigzag", "1134", "1.09×", "1.25e-07", "3.00", "3.00", "1.75"),
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_measured_row_has_time_spread_speed_up_error_bytes_wait_and_imbalance(width: int) -> None:
+    lines = printed(grid(measured), width)
+    at = next(number for number, line in enumerate(lines) if line.endswith("backward, star"))
+    assert row(lines[at:], "zigzag").split() == [
+        *("zigzag", "1134", "1111-1179", "1.09×", "1.25e-07", "3.00", "3.00", "1.75"),
     ]
-    assert wide.split()[3] == "1021-1361"
+    assert "median of 23 iterations" in flat(lines)
+
+
+def test_all_that_cannot_be_told_from_the_best_are_marked() -> None:
+    entries = [
+        measured("ring", "star", 1.30),
+        measured("zigzag", "star", 1.04),
+        measured("stripe", "star", 1.00),
+        measured("usp", "star", 1.07),  # from 1.0486 on; the best ends at 1.04
+    ]
+    lines = printed(entries, 80)
+    marked = {name: "*" in row(lines, name) for name in ("ring", "zigzag", "stripe", "usp")}
+    assert marked == {"ring": False, "zigzag": True, "stripe": True, "usp": False}
+
+
+def test_a_speed_up_within_the_spread_is_said_to_be_so() -> None:
+    entries = [measured("ring", "star", 1.0), measured("usp", "star", 0.98)]
+    assert "~1.02×" in row(printed(entries, 80), "usp")
+    assert "1.25×" in row(printed([entries[0], measured("usp", "star", 0.8)], 80), "usp")
+
+
+def test_what_a_record_does_not_know_is_a_dash() -> None:
+    entry = {**measured("ring", "star", 1.0), "bytes_sent_per_rank": None, "imbalance": None}
+    assert row(printed([entry], 80), "ring").split()[-3:] == ["—", "3.00", "—"]
+
+
+def test_more_ranks_than_cores_are_told() -> None:
+    assert "8 ranks on 3 cores take turns" in flat(printed([measured("ring", "star", 1, 0, 3)], 80))
+    assert "take turns" not in flat(printed([measured("ring", "star", 1, 0, 8)], 80))
+
+
+def test_the_same_plan_under_two_names_is_told() -> None:
+    entries = [
+        simulated(name, pattern, 1.0, work_hash=f"{pattern} {work}", resolved=resolved)
+        for pattern in ("full", "star")
+        for name, resolved, work in (
+            ("ring", "ring", 1),
+            ("ring-classic", "ring-classic", 1 if pattern == "full" else 2),
+            ("zigzag", "zigzag", 3),
+            ("double_ring", "double_ring:inner=8", 3),
+        )
+    ]
+    same = ["ring = ring-classic (full)", "zigzag = double_ring:inner=8"]
+    assert same_plans(entries) == same
+    assert f"same plan: {same[0]} same plan: {same[1]}" in flat(printed(entries, 80))
+    assert same_plans([simulated("ring", "star", 1.0), simulated("usp", "star", 1.0)]) == []
+
+
+def test_layers_are_told_from_attention() -> None:
+    layer = {**simulated("ring", "star", 1.0), "scope": "layer", "hidden": 96, "rotary": 1e4}
+    titles = [
+        line
+        for line in printed([simulated("ring", "star", 1.0), layer], 200)
+        if re.search(r"S=\w+ .*D=", line)
+    ]
+    assert len(titles) == 2
+    assert "layer hidden=96 rotary=10000" in titles[1]
 
 
 def test_what_did_not_run_is_listed_with_its_reason_once() -> None:
@@ -151,6 +226,11 @@ def test_what_did_not_run_is_listed_with_its_reason_once() -> None:
 )
 def test_milliseconds_have_three_digits(seconds: float, text: str) -> None:
     assert milliseconds(seconds) == text
+
+
+def test_bytes_have_two_digits() -> None:
+    texts = [gibibytes(2**30 * value) for value in (0.00312, 0.994, 0.996, 9.94, 9.96, 71.2)]
+    assert texts == ["0.0031", "0.99", "1.0", "9.9", "10", "71"]
 
 
 def test_tokens_are_shortened_where_they_are_round() -> None:

@@ -28,6 +28,7 @@ DOCUMENTED = {
 }
 FURTHER = {
     *("schema_version", "cluster", "hidden", "rotary", "traceback", "p20_s", "p80_s"),
+    *("resolved", "work_hash"),
     *(
         "recorded_at",
         "plan_bound_s",
@@ -75,9 +76,14 @@ def test_tables_and_summaries_are_made(tmp_path: Path, capsys: pytest.CaptureFix
         rows = list(csv.DictReader(file))
     assert [row["strategy"] for row in rows] == ["ring", "ulysses"] * 2
     assert all(float(row["time_s"]) > 0 for row in rows)
-    lines = (tmp_path / "summary.md").read_text().splitlines()
-    assert len(lines) == 2 + 4
-    assert len({line.count("|") for line in lines}) == 1
+    text = (tmp_path / "summary.md").read_text()
+    cells = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(cells) == 2 + 4
+    assert len({line.count("|") for line in cells}) == 1
+    for shown in ("expected_error", "max_rel_error", "best, h100-8x8", "cp=3 S=96 heads=6/2"):
+        assert shown in text
+    assert "best, h100-8x8" in out.out
+    assert "summary.md" in out.err
 
 
 def test_a_folder_with_records_is_only_written_to_when_resuming(

@@ -1,0 +1,105 @@
+"""How the numbers and names of records are written in tables."""
+
+import re
+from collections.abc import Callable
+
+from harness.cell import Status
+from harness.records import Record
+
+ABSENT = "—"
+"""Stands where a record has no such number."""
+
+
+def milliseconds(seconds: float) -> str:
+    """Format seconds as ms with three digits: `0.12`, `12.3`, `1234`."""
+    value = seconds * 1e3
+    if value >= 99.95:  # three digits are enough
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def gibibytes(count: float) -> str:
+    """Format bytes as GiB with two digits or more: `0.0031`, `0.12`, `3.4`, `71`."""
+    value = count / 2**30
+    if value >= 9.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
+
+
+def short(tokens: int) -> str:
+    """Format a number of tokens: `64k`, `1m`, `1000`."""
+    for unit, size in (("m", 2**20), ("k", 2**10)):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def broken(name: str, width: int) -> str:
+    """Break a name where it is too long for a line: before an option, else after punctuation."""
+    lines = [""]
+    for part in re.findall(r"[^:,/]+[:,/]?", name):
+        pieces = [part] if len(part) <= width else re.findall(r"[^_+=-]*[_+=-]?", part)
+        for piece in pieces:
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(lines)
+
+
+def known(value: object, shown: Callable[[float], str]) -> str:
+    """Format a number, or say that there is none."""
+    return ABSENT if value is None else shown(number(value))
+
+
+def number(value: object) -> float:
+    """A number of a record."""
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def label(entry: Record) -> str:
+    """The strategy of a record, with what it chose where that is known."""
+    return str(entry.get("resolved") or entry["strategy"])
+
+
+def problem(entry: Record) -> str:
+    """Where a record is from and what it is of, but for lengths, degree and direction."""
+    where = entry["cluster"] or f"measured here, {entry['transport']}"
+    batch = f" B={entry['batch']}" if entry["batch"] != 1 else ""
+    layer = ""
+    if entry["scope"] == "layer":
+        turned = f" rotary={number(entry['rotary']):.0f}" if entry["rotary"] else ""
+        layer = f" layer hidden={entry['hidden'] or 'heads x D'}{turned}"
+    keys = ""
+    if entry["seqlen_kv"] != entry["seqlen_q"]:
+        keys = f" keys={short(round(number(entry['seqlen_kv'])))}"
+    eager = f" {entry['runtime']}" if entry.get("runtime") not in (None, "graph") else ""
+    return (
+        f"{where}:{eager}{layer} heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']}"
+        f"{batch}{keys} {entry['dtype']}"
+    )
+
+
+def worst_error(entry: Record) -> str:
+    """Largest error of a record's results, as text; empty if it has none."""
+    found = entry["max_rel_error"]
+    return f"{max(found.values()):.3g}" if isinstance(found, dict) and found else ""
+
+
+def is_ok(entry: Record) -> bool:
+    """Whether a cell ran and has a time."""
+    return entry["status"] == Status.OK and entry["time_s"] is not None
+
+
+def spread(entry: Record) -> tuple[float, float]:
+    """Where most samples of a time lie: p20 to p80; a time without samples is exact."""
+    time_s = number(entry["time_s"])
+    low, high = entry["p20_s"], entry["p80_s"]
+    return (time_s if low is None else number(low), time_s if high is None else number(high))
+
+
+def alike(one: Record, other: Record) -> bool:
+    """Whether two times are not to be told apart: their spreads overlap."""
+    (low, high), (other_low, other_high) = spread(one), spread(other)
+    slack = 1 + 1e-9  # rounding of simulated times
+    return low <= other_high * slack and other_low <= high * slack

@@ -1,0 +1,139 @@
+"""The answer of a sweep: what is best of each row, what ties, what it holds and how well known."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from harness.best import best_of, best_tables
+from harness.cell import Status, record
+from harness.config import Config, Where
+from harness.problem import Direction
+from harness.records import Record
+
+
+def cell(
+    strategy: str,
+    direction: Direction,
+    time_s: float | None,
+    *,
+    pattern: str = "causal",
+    cp: int = 6,
+    band: float = 0.0,
+    where: Where = Where.GLOO,
+    status: Status = Status.OK,
+    **values: object,
+) -> Record:
+    simulated = where is Where.SIMULATED
+    config = Config(
+        strategy=strategy,
+        pattern=pattern,
+        cp=cp,
+        seqlen_q=3072,
+        seqlen_kv=3072,
+        heads_q=6,
+        heads_kv=2,
+        head_dim=16,
+        direction=direction,
+        transport=where,
+        cluster="h100-8x8" if simulated else None,
+    )
+    if time_s is not None:
+        values |= {"time_s": time_s}
+        if not simulated:
+            values |= {"p20_s": time_s - band, "p80_s": time_s + band}
+    return record(config, status, {}, **values)
+
+
+F, B = Direction.FORWARD, Direction.BACKWARD
+
+
+def lines(records: list[Record], width: int = 80) -> list[str]:
+    out = StringIO()
+    console = Console(file=out, width=width)
+    for title, table in best_tables(records, width):
+        console.print(title)
+        console.print(table)
+    return out.getvalue().splitlines()
+
+
+def test_the_fastest_of_each_direction_and_of_both_are_found() -> None:
+    text = lines(
+        [
+            *(cell("ring", F, 1.0, peak_bytes=2**30), cell("ring", B, 3.5, peak_bytes=5 * 2**30)),
+            *(cell("usp", F, 1.6, peak_bytes=2**30), cell("usp", B, 2.2, peak_bytes=3 * 2**30)),
+            *(cell("owner", F, 1.7), cell("owner", B, 2.0)),
+            cell("grid", F, 1.5),  # its backward did not run: no candidate for both
+            cell("grid", B, None, status=Status.ERROR),
+        ]
+    )
+    assert text[1].split() == [*("forward", "ms", "backward", "ms", "both", "ms", "GiB", "error")]
+    assert text[3].split() == ["cp=6", "S=3k"]
+    assert text[4].split() == [
+        *("causal", "ring", "1000", "owner", "2000", "owner", "3700", "—", "—")
+    ]
+
+
+def test_memory_is_the_most_of_both_directions_and_errors_the_largest() -> None:
+    text = lines(
+        [
+            cell("ring", F, 1.0, peak_bytes=2**30, max_rel_error={"out": 2e-7}),
+            cell("ring", B, 3.0, peak_bytes=5 * 2**30, max_rel_error={"dq": 1e-8, "dk": 3e-7}),
+        ]
+    )
+    assert text[4].split()[-2:] == ["5.0", "3.0e-07"]
+
+
+def test_what_is_within_the_spread_of_the_fastest_is_counted() -> None:
+    names = {"ring": 1.00, "usp": 1.05, "grid": 1.15}
+    entries = [cell(name, F, time_s, band=0.03) for name, time_s in names.items()]
+    best = best_of([[entry] for entry in entries])
+    assert best is not None
+    assert best.names == ("ring", "usp")
+    assert "ring +1" in lines(entries)[4]
+
+
+def test_one_direction_alone_has_no_column_for_both() -> None:
+    assert "both" not in lines([cell("ring", F, 1.0)])[1]
+
+
+def test_a_simulated_row_says_how_far_its_times_may_be_off() -> None:
+    entries = [
+        cell("ring", way, 1.0, where=Where.SIMULATED, expected_error=0.04 + 0.03 * (way is B))
+        for way in Direction
+    ]
+    text = lines(entries)
+    assert text[1].split()[-1] == "±"
+    assert text[4].split()[-1] == "7%"
+    unknown = [cell("ring", way, 1.0, where=Where.SIMULATED) for way in Direction]
+    assert lines(unknown)[4].split()[-1] == "—"
+
+
+def test_what_was_chosen_is_named_where_both_directions_chose_it() -> None:
+    entries = [
+        cell("grid", F, 1.0, resolved="grid:rows=3"),
+        cell("grid", B, 1.0, resolved="grid:rows=2"),
+    ]
+    words = lines(entries)[4].split()
+    assert words[1::2][:3] == ["grid:rows=3", "grid:rows=2", "grid"]
+
+
+def test_a_row_in_which_nothing_ran_is_dashes_and_a_problem_without_any_is_left_out() -> None:
+    refused = cell("ring", F, None, pattern="star", status=Status.ILLEGAL)
+    text = lines([cell("ring", F, 1.0), refused])
+    assert text[-1].split() == ["star", "—", "—", "—"]
+    assert lines([refused]) == []
+
+
+def test_rows_are_by_degree_length_and_pattern_and_fit_the_terminal() -> None:
+    entries = [
+        cell(name, way, 1.0 + at, pattern=pattern, cp=cp)
+        for cp in (2, 6)
+        for pattern in ("causal", "documents:lengths=1000+2072")
+        for at, name in enumerate(("double_ring:placement=contiguous,inner=2", "usp:2x3"))
+        for way in Direction
+    ]
+    for width in (80, 120):
+        text = lines(entries, width)
+        assert max(map(len, text)) <= width
+        assert "…" not in "".join(text)
+        assert [line.split()[0] for line in text if line.startswith("cp=")] == ["cp=2", "cp=6"]
