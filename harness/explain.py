@@ -45,6 +45,8 @@ class Costs:
         host_peak_bytes: The most held at a time in host memory, in either pass.
         host_bytes: Moved between a device and its host, both ways, in the forward pass.
         host_bytes_backward: As above, backward.
+        project_flops: Spent on projections of q, k and v in the forward pass; 0 without a layer.
+        project_flops_backward: As above, backward: what was not saved is projected again.
         tokens_min: Query tokens of the rank that owns fewest.
         tokens_max: Query tokens of the rank that owns most.
         heads_max: Query heads of the rank that attends most.
@@ -73,6 +75,8 @@ class Costs:
     host_peak_bytes: int
     host_bytes: int
     host_bytes_backward: int
+    project_flops: int
+    project_flops_backward: int
     tokens_min: int
     tokens_max: int
     heads_max: int
@@ -238,6 +242,8 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         host_peak_bytes=max(peak for book in books for peak in book.host_peak_bytes),
         host_bytes=max(volumes.host_bytes(forward)),
         host_bytes_backward=max(volumes.host_bytes(backward)),
+        project_flops=max(volumes.project_flops(forward)),
+        project_flops_backward=max(volumes.project_flops(backward)),
         tokens_min=min(tokens),
         tokens_max=max(tokens),
         heads_max=max(counts),

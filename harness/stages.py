@@ -104,7 +104,8 @@ class StagedLayer:
         stages: Who attends which heads, and when.
         ring: How many groups; ranks of a group are neighbours.
         save_gathered: Save gathered q, k and v; else backward projects and trades them again.
-        resend: Visiting keys go after each stage and come again; else they stay as long as needed.
+        resend: Visiting keys go when they were attended, and come again in the next stage; else
+            they stay as long as stages need them.
     """
 
     def __init__(
@@ -190,17 +191,16 @@ class StagedLayer:
                     q_version=GATHERED,
                     kv_version=GATHERED,
                 )
-        if self.resend:
-            self.dismiss(stage)
+            if self.resend and step:
+                self.dismiss(stage, step)
 
-    def dismiss(self, stage: int) -> None:
-        """Let the keys of other groups go."""
-        for step in range(1, self.ring):
-            for rank in self.ranks:
-                keys, heads = self.keys(self.visited(rank, step)), self.stages.heads[stage][rank]
-                pieces = [self.b.piece(tensor, keys, heads, GATHERED) for tensor in KV]
-                if pieces[0].chunks:
-                    self.b.add(Free(Place(rank), tuple(pieces)))
+    def dismiss(self, stage: int, step: int) -> None:
+        """Let the keys that visited at a step go: they were attended, and passed on before."""
+        for rank in self.ranks:
+            keys, heads = self.keys(self.visited(rank, step)), self.stages.heads[stage][rank]
+            pieces = [self.b.piece(tensor, keys, heads, GATHERED) for tensor in KV]
+            if pieces[0].chunks:
+                self.b.add(Free(Place(rank), tuple(pieces)))
 
     # Directions -----------------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.plan import Plan, legs_of
+from harness.plan import Linear, LinearOp, Plan, legs_of
 from harness.problem import Direction, Problem
-from harness.sizes import leg_bytes, sent_bytes
+from harness.sizes import leg_bytes, linear_flops, sent_bytes
 from harness.strategy import Chosen
 
 
@@ -47,6 +47,15 @@ def host_bytes(plan: Plan) -> tuple[int, ...]:
             if leg.src.rank == leg.dst.rank:
                 moved[leg.dst.rank] += leg_bytes(plan, leg)
     return tuple(moved)
+
+
+def project_flops(plan: Plan) -> tuple[int, ...]:
+    """Count what each rank spends on projections of q, k and v, the first time and again."""
+    spent = [0] * plan.problem.cp
+    for task in plan.tasks:
+        if isinstance(task, Linear) and task.op is LinearOp.PROJECT:
+            spent[task.place.rank] += linear_flops(plan, task)
+    return tuple(spent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

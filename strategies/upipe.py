@@ -11,7 +11,7 @@ heads out of their natural order; 16 query heads, 4 KV heads, U = cp = 4:
 Where U does not divide the query heads, `short_last` lets the last stage take what is left.
 Backward saves x, out and lse, and projects and trades q, k and v again; `save_gathered` keeps them.
 With a ring of R groups (`ring=R`) each group trades among its own ranks and keys visit the others;
-visitors stay for the stages that use them, or with `resend` come again in each stage.
+visitors stay for the stages that use them, or with `resend` go at once and come again each time.
 """
 
 from dataclasses import replace

@@ -177,6 +177,13 @@ def _one(answer: Explanation, width: int) -> Table:
             ("backward", costs.host_bytes_backward),
         ):
             table.add_row(f"host moves, {name}", _mib(moved), "plan")
+    if costs.project_flops:
+        spent = (costs.project_flops / 1e9, costs.project_flops_backward / 1e9)
+        table.add_row(
+            "projecting q, k, v",
+            f"{spent[0]:.1f} GFLOP forward, {spent[1]:.1f} again backward",
+            "plan",
+        )
     for hiding in costs.hiding:
         verdict = "hides" if hiding.hidden else "does not hide"
         table.add_row(
