@@ -49,6 +49,8 @@ class Gpu:
         memory_bytes: Capacity.
         memory_bandwidth_bytes_per_s: Read and write together.
         kernel_start_s: Fixed time of a kernel call on the device, whoever launches it.
+        merge_passes: How often merging a partial out moves it: 3 in one kernel (read the part,
+            read and write the sum).
     """
 
     name: str
@@ -61,6 +63,7 @@ class Gpu:
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float
     kernel_start_s: float
+    merge_passes: float = 3.0
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError with the value received and the rule."""
@@ -294,7 +297,8 @@ def measured(fitted: Calibration) -> Cluster:
 _FITTED = ("h100-hamming", "dgx-h100", "h800", "a800", "a100", "h200")
 
 CLUSTERS: Mapping[str, Cluster] = {
-    c.name: c for c in (h100(8), h100(1), *(measured(calibration(name)) for name in _FITTED))
+    c.name: c
+    for c in (h100(8), h100(1), h100(2), *(measured(calibration(name)) for name in _FITTED))
 }
 """The presets, the default first."""
 

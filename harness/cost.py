@@ -7,6 +7,7 @@ switches by message size, contention beyond one leg at a time per port and direc
 kernels while transfers run, and copies that only rearrange what arrived.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -61,9 +62,9 @@ class Costs:
             case Tile():
                 return self._tile_s(index, task)
             case Merge():
-                size = sum(map(self.bytes, task.sources))
                 # Read the source, write the accumulator, and read it too unless it is new.
-                return gpu.kernel_start_s + self._memory_s(3 * size - self._fresh_bytes(index))
+                moved = self._folded_bytes(task.sources) - self._fresh_bytes(index)
+                return gpu.kernel_start_s + self._memory_s(moved)
             case Finish():
                 size = sum(map(self.bytes, (*task.parts, *task.results)))
                 return gpu.kernel_start_s + self._memory_s(size)
@@ -207,7 +208,8 @@ class Costs:
         seconds = self.attention_s(tile_flops(self.plan, tile), tile.direction)
         kernels = max(seconds, self._memory_s(moved))
         # What is not new is folded in: read the part, read and write the accumulator.
-        folded = 3 * (written - self._fresh_bytes(index))
+        share = 1 - self._fresh_bytes(index) / written if written else 0.0
+        folded = share * self._folded_bytes(tile.writes)
         starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s
         return starts + kernels + self._memory_s(folded)
 
@@ -231,6 +233,13 @@ class Costs:
                 for call in calls_of(self.plan, tile)
             )
         return self._fitted[key]
+
+    def _folded_bytes(self, parts: Sequence[Piece]) -> float:
+        """Bytes that move when partial results are folded in: merged (out), or added."""
+        merged = self.cluster.gpu.merge_passes
+        return sum(
+            self.bytes(part) * (merged if part.tensor is Tensor.OUT_PART else 3.0) for part in parts
+        )
 
     def _fresh_bytes(self, index: int) -> int:
         """Bytes of accumulators that a task begins."""

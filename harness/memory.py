@@ -17,10 +17,13 @@ each checked run and must agree to the byte. What they count:
 
 What a kernel allocates and frees inside is its own and not counted. A rank's host memory is counted
 apart from its device.
+
+That is one way to count (`EXECUTOR`). `Counting` says what else can be counted or left out, the
+same for every strategy: what an algorithm needs (`ALGORITHM`), and what a GPU's kernels hold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
@@ -47,16 +50,28 @@ from harness.plan import (
 from harness.problem import Direction
 from harness.residency import Access, Program, Segment, Step
 from harness.runs import Cut, Range, head_runs, positions, runs
-from harness.sizes import batch_of, element_bytes, is_rounded, piece_bytes, width, wire_bytes
+from harness.sizes import (
+    batch_of,
+    element_bytes,
+    is_per_row,
+    is_rounded,
+    piece_bytes,
+    width,
+    wire_bytes,
+)
 
 
 class Use(StrEnum):
     """What memory is held for."""
 
+    WEIGHTS = "weights"
+    """Weights of a layer, and sums that become their gradients."""
     INPUT = "input"
-    """The caller's: what a plan starts from."""
-    KEPT = "kept"
-    """Outputs, and what is saved for backward."""
+    """What a plan starts from: the caller's."""
+    SAVED = "saved"
+    """What forward leaves for backward."""
+    RESULT = "result"
+    """Outputs that backward does not need."""
     LOCAL = "local"
     """Values of the own tokens, made here."""
     GATHERED = "gathered"
@@ -64,11 +79,49 @@ class Use(StrEnum):
     RECEIVED = "received"
     """Values and partial results on a visit, or come home and not yet folded in."""
     ACCUMULATOR = "accumulator"
-    """Partial results, in accumulator precision."""
+    """Partial results."""
     WORKSPACE = "workspace"
-    """Results of kernels on their way, and copies that join pieces for a kernel."""
+    """Results of kernels on their way, and what kernels hold while they run."""
     STAGING = "staging"
-    """Copies that are sent, and what has landed for a larger piece."""
+    """Copies that are sent or join pieces, and what has landed for a larger piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """What is counted; the same for every strategy.
+
+    Attributes:
+        held: Inputs stay throughout, as their caller holds them; else each goes after its last use.
+        wide_sums: Partial out, dq, dk and dv have accumulator precision; else that of values.
+        wide_rows: Likewise y and dx, which grow stage by stage.
+        results: What a kernel returns is there beside the accumulators until it is in them.
+        staging: Copies to send from, to land in, and to join pieces.
+        scratch: What a backward kernel holds inside: dq in float32, and dk and dv too where query
+            heads share keys. Source: FlashAttention 3, hopper/flash_api.cpp, mha_bwd.
+        rotary: Rotating makes a copy in accumulator precision; else it is done in place.
+        loop: The loop of released ring code, which runs for a ring of one as well: kernels return
+            into buffers that stay, as does what they read; sums are cast beside themselves, all at
+            the end; there are buffers to receive dk and dv in.
+            Source: zhuzilin/ring-flash-attention, zigzag_ring_flash_attn.py, backward.
+        apart: Uses that somebody else counts, as FSDP the weights.
+    """
+
+    held: bool = False
+    wide_sums: bool = False
+    wide_rows: bool = False
+    results: bool = False
+    staging: bool = False
+    scratch: bool = False
+    rotary: bool = False
+    loop: bool = False
+    apart: frozenset[Use] = frozenset()
+
+
+ALGORITHM = Counting()
+"""Only what the algorithm itself needs: values, each until its last use, and sums as wide."""
+
+EXECUTOR = Counting(held=True, wide_sums=True, wide_rows=True, results=True, staging=True)
+"""What `execute` holds on the CPU: equal to the account to the byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +141,9 @@ class Ledger:
     uses_bytes: tuple[Mapping[Use, int], ...]
 
 
-def ledger(program: Program) -> Ledger:
+def ledger(program: Program, counting: Counting = EXECUTOR) -> Ledger:
     """Add up what every rank holds while a plan runs."""
-    return _Ledger(program).run()
+    return _Ledger(program, counting).run()
 
 
 def trade_buffers(program: Program) -> tuple[int, ...]:
@@ -126,11 +179,35 @@ class _Result(NamedTuple):
     wide: bool
 
 
+@dataclass(slots=True)
+class _Loop:
+    """What the loop of released ring code holds at a place.
+
+    Attributes:
+        heads: Query heads that it is about.
+        results: Bytes that kernels return into.
+        receive: Bytes to receive dk and dv in.
+        sums: Slabs that it adds to.
+        reads: Slabs that kernels read; they wait for the end.
+    """
+
+    heads: int
+    results: int = 0
+    receive: int = 0
+    sums: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+
+
+_TURNED = frozenset({Tensor.Q, Tensor.K, Tensor.DQ, Tensor.DK})
+_SUMS = frozenset({Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
+
+
 class _Ledger:
     """Mirror of the interpreter, in bytes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, counting: Counting) -> None:
         self.program = program
+        self.counting = counting
         self.plan = program.plan
         self.problem = program.plan.problem
         cp = self.problem.cp
@@ -138,7 +215,7 @@ class _Ledger:
         self.live = dict.fromkeys(places, 0)
         self.peak = dict.fromkeys(places, 0)
         self.inputs = dict.fromkeys(places, 0)
-        self.packs: dict[int, list[tuple[Place, int, Use]]] = {}
+        self.packs: dict[int, list[tuple[Place, int]]] = {}
         self.uses = {place: dict.fromkeys(Use, 0) for place in places}
         self.peak_uses = {place: dict(self.uses[place]) for place in places}
         self.arrived = {
@@ -155,9 +232,14 @@ class _Ledger:
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
         self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
+        self.loops: dict[Place, _Loop] = {}
+        self.saved = {
+            segment.slab for resident in program.plan.saved for segment in program.final[resident]
+        }
         for slab in program.slabs[: program.initial]:
             self.inputs[slab.place] += self._piece_bytes(slab.piece)
-            self.made.add(slab.id)
+            self._make(slab.id)
+            self.holders[slab.id] += counting.held
 
     def run(self) -> Ledger:
         for task, step in zip(self.plan.tasks, self.program.steps, strict=True):
@@ -177,44 +259,72 @@ class _Ledger:
                 case _:
                     pass
             for slab in step.frees:
-                self._free(slab)
+                place = self.program.slabs[slab].place
+                visits = self.use.get(self.storage.get(slab, -1)) is Use.RECEIVED
+                if isinstance(task, Tile) and place in self.loops and not visits:
+                    self.loops[place].reads.append(slab)
+                else:
+                    self._free(slab)
+        saved = set(self.plan.saved)
         for resident in (*self.plan.outputs, *self.plan.saved):
             segments = self.program.final[resident]
-            self._joined(resident.place, resident.piece, segments, Use.KEPT)
+            use = Use.SAVED if resident in saved else Use.RESULT
+            self._joined(resident.place, resident.piece, segments, use)
         ranks = range(self.problem.cp)
         device, host = (
-            tuple(self.inputs[place] + self.peak[place] for place in places)
+            tuple(self.peak[place] for place in places)
             for places in ([Place(rank, memory) for rank in ranks] for memory in Memory)
         )
         inputs = tuple(self.inputs[Place(rank)] for rank in ranks)
-        uses = tuple({**self.peak_uses[Place(r)], Use.INPUT: inputs[r]} for r in ranks)
-        return Ledger(inputs, device, host, uses)
+        return Ledger(inputs, device, host, tuple(self.peak_uses[Place(r)] for r in ranks))
 
     def _piece_bytes(self, piece: Piece) -> int:
         found = self._bytes.get(piece)
         if found is None:
-            found = self._bytes[piece] = piece_bytes(self.plan, piece)
+            found = piece_bytes(self.plan, piece)
+            if self._is_narrowed(piece.tensor):
+                dtype = self.problem.dtype
+                found = found // dtype.accumulator_bytes * dtype.bytes
+            self._bytes[piece] = found
         return found
+
+    def _is_narrowed(self, tensor: Tensor) -> bool:
+        """Whether a partial result is counted in the precision of values."""
+        if not tensor.is_part or tensor.is_weight or is_per_row(tensor):
+            return False
+        return not (self.counting.wide_rows if tensor.is_headless else self.counting.wide_sums)
 
     # Bytes that come and go -----------------------------------------------------------------
 
     def _take(self, place: Place, size: int, use: Use) -> int:
+        if use is Use.STAGING and not self.counting.staging:
+            return 0
+        self._change(place, size, use)
+        return size
+
+    def _give(self, place: Place, size: int, use: Use) -> None:
+        self._change(place, -size, use)
+
+    def _change(self, place: Place, size: int, use: Use) -> None:
+        if use in self.counting.apart:
+            return
         self.live[place] += size
         self.uses[place][use] += size
         if self.live[place] > self.peak[place]:
             self.peak[place] = self.live[place]
             self.peak_uses[place] = dict(self.uses[place])
-        return size
-
-    def _give(self, place: Place, size: int, use: Use) -> None:
-        self.live[place] -= size
-        self.uses[place][use] -= size
 
     def _use_of(self, slab: int) -> Use:
         """What a slab is held for."""
         piece = self.program.slabs[slab].piece
+        if piece.tensor.is_weight:
+            return Use.WEIGHTS
+        if slab < self.program.initial:
+            backward = self.plan.direction is Direction.BACKWARD
+            given = (Tensor.DOUT, Tensor.DY) if backward else tuple(Tensor)
+            return Use.INPUT if piece.tensor in given else Use.SAVED
         if slab in self.program.kept:
-            return Use.KEPT
+            return Use.SAVED if slab in self.saved else Use.RESULT
         if slab in self.arrived and (piece.version != GATHERED or piece.tensor.is_part):
             return Use.RECEIVED
         if piece.tensor.is_part:
@@ -224,8 +334,8 @@ class _Ledger:
     def _now(self, storage: int, use: Use) -> None:
         """A storage is held for something else from now on."""
         place = self.program.slabs[storage].place
-        self.uses[place][self.use[storage]] -= self.size[storage]
-        self.uses[place][use] += self.size[storage]
+        self._change(place, -self.size[storage], self.use[storage])
+        self._change(place, self.size[storage], use)
         self.use[storage] = use
 
     def _make(self, slab: int, shared: int | None = None) -> None:
@@ -237,6 +347,8 @@ class _Ledger:
             self.use[slab] = self._use_of(slab)
             self.size[slab] = self._take(place, self._piece_bytes(piece), self.use[slab])
             self.holders[slab] = 1
+            if place in self.loops and piece.tensor in _SUMS and not piece.version:
+                self.loops[place].sums.append(slab)
         elif shared in self.storage:
             self.storage[slab] = self.storage[shared]
             self.holders[self.storage[shared]] += 1
@@ -260,23 +372,25 @@ class _Ledger:
             self._give(self.program.slabs[slab].place, self.landings.pop(slab), Use.STAGING)
 
     def _joined(
-        self, place: Place, piece: Piece, segments: Sequence[Segment], use: Use = Use.WORKSPACE
+        self, place: Place, piece: Piece, segments: Sequence[Segment], use: Use = Use.STAGING
     ) -> int:
         """Read a piece: bytes of the copy that joins several slabs, else 0."""
-        size = 0 if len(segments) == 1 else self._take(place, self._piece_bytes(piece), use)
+        size = 0
+        if len(segments) > 1 and self.counting.staging:
+            size = self._take(place, self._piece_bytes(piece), use)
         for segment in segments:
             self._touch(segment.slab)
         return size
 
-    def _read(self, access: Access, use: Use = Use.WORKSPACE) -> int:
-        return self._joined(access.place, access.piece, access.segments, use)
+    def _read(self, access: Access) -> int:
+        return self._joined(access.place, access.piece, access.segments)
 
     # Moving ---------------------------------------------------------------------------------
 
     def _legs(self, legs: Sequence[Leg], step: Step) -> None:
         for rank in {leg.src.rank for leg in legs if leg.src.rank != leg.dst.rank}:
-            for place, size, use in self.packs.pop(rank, ()):
-                self._give(place, size, use)
+            for place, size in self.packs.pop(rank, ()):
+                self._give(place, size, Use.STAGING)
         accesses = iter(step.accesses)
         reads = [[next(accesses) for _ in leg.pieces] for leg in legs]
         creates = {(a.place, a.piece.tensor, a.piece.version): a for a in accesses}
@@ -290,18 +404,18 @@ class _Ledger:
         src, dst, piece = leg.src, leg.dst, access.piece
         size, wire = self._piece_bytes(piece), wire_bytes(self.plan, piece)
         if src.rank != dst.rank:
-            copied = self._read(access, Use.STAGING)
+            copied = self._read(access)
             if is_rounded(self.plan, piece.tensor):
                 joined, copied = copied, self._take(src, wire, Use.STAGING)
                 self._give(src, joined, Use.STAGING)
             elif not copied and not self._contiguous(access.segments[0]):
                 copied = self._take(src, size, Use.STAGING)
-            self.packs.setdefault(src.rank, []).append((src, copied, Use.STAGING))
+            self.packs.setdefault(src.rank, []).append((src, copied))
         slab = creates[leg.dst, piece.tensor, leg.version].segments[0].slab
         if slab not in self.made:
             self._make(slab)
         if src.rank == dst.rank:
-            self._give(src, self._read(access), Use.WORKSPACE)
+            self._give(src, self._read(access), Use.STAGING)
             return
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
@@ -310,8 +424,8 @@ class _Ledger:
         if not alone or not self._is_contiguous(
             whole, parts[0], positions(whole.heads, piece.heads)
         ):
-            self._take(dst, wire, Use.STAGING)
-            self.landings[slab] = self.landings.get(slab, 0) + wire
+            landed = self._take(dst, wire, Use.STAGING)
+            self.landings[slab] = self.landings.get(slab, 0) + landed
         else:
             self.landings.setdefault(slab, 0)
 
@@ -347,21 +461,62 @@ class _Ledger:
         joined = sum(self._read(access) for access in step.accesses[: len(tile.reads)])
         writes = step.accesses[len(tile.reads) :]
         fresh = set(step.creates)
+        if self.counting.loop and tile.direction is Direction.BACKWARD:
+            self._loop(place, tile)
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
         for call in lower(problem.pattern, q_chunks, kv_chunks):
             for q_heads, kv_heads in head_runs(tile.heads, problem.group):
                 row, col = (call.rows, q_heads), (call.cols, kv_heads)
                 if tile.direction is Direction.FORWARD:
                     results = [self._forward(row, problem.head_dim_v), self._lse(row)]
+                    scratch = 0
                 else:
                     results = [
                         self._backward(row, problem.head_dim),
                         self._backward(col, problem.head_dim),
                         self._backward(col, problem.head_dim_v),
                     ]
+                    shared = q_heads[1] - q_heads[0] > kv_heads[1] - kv_heads[0]
+                    scratch = self._scratch(results if shared else results[:1])
+                if not self.counting.results or place in self.loops:
+                    results = [result._replace(size=0, exact=False) for result in results]
                 self._take(place, sum(result.size for result in results), Use.WORKSPACE)
+                self._give(place, self._take(place, scratch, Use.WORKSPACE), Use.WORKSPACE)
                 self._add_all(place, writes, results, fresh)
-        self._give(place, joined, Use.WORKSPACE)
+        self._give(place, joined, Use.STAGING)
+
+    def _scratch(self, results: Sequence[_Result]) -> int:
+        """Bytes that a backward kernel sums these results in, before it rounds them."""
+        dtype = self.problem.dtype
+        if not self.counting.scratch or dtype.bytes == dtype.accumulator_bytes:
+            return 0
+        return sum(result.size for result in results) // dtype.bytes * dtype.accumulator_bytes
+
+    def _loop(self, place: Place, tile: Tile) -> None:
+        """Enter the loop of released ring code for some heads, or widen its buffers."""
+        if place in self.loops and self.loops[place].heads != tile.heads:
+            self._end_of_loop(place)
+        loop = self.loops.setdefault(place, _Loop(tile.heads))
+        dtype = self.problem.dtype
+        counts = [self._count(piece) for piece in tile.writes]
+        grown = max(0, sum(counts) * dtype.bytes - loop.results)
+        loop.results += self._take(place, grown, Use.WORKSPACE)
+        grown = max(0, sum(counts[1:]) * dtype.accumulator_bytes - loop.receive)
+        loop.receive += self._take(place, grown, Use.RECEIVED)
+
+    def _count(self, piece: Piece) -> int:
+        return piece_bytes(self.plan, piece) // element_bytes(self.plan, piece.tensor)
+
+    def _end_of_loop(self, place: Place) -> None:
+        """Cast all sums, then let go what the loop held."""
+        loop = self.loops.pop(place)
+        sums = (self.program.slabs[slab].piece for slab in loop.sums if slab in self.storage)
+        casts = sum(map(self._count, sums)) * self.problem.dtype.bytes
+        self._give(place, self._take(place, casts, Use.LOCAL), Use.LOCAL)
+        self._give(place, loop.results, Use.WORKSPACE)
+        self._give(place, loop.receive, Use.RECEIVED)
+        for read in loop.reads:
+            self._free(read)
 
     def _forward(self, cut: Cut, wide: int) -> _Result:
         size = self._elements(cut, wide) * self.problem.dtype.bytes
@@ -375,14 +530,15 @@ class _Ledger:
         # A kernel leaves its gradients token by token, all heads of a token side by side; as slabs
         # go head by head, only one head or one token needs no copy.
         (first, last), (low, high) = cut
-        exact = last - first == 1 or high - low == 1
+        exact = last - first == 1 or high - low == 1 or not self.counting.staging
         size = self._elements(cut, wide) * self.problem.dtype.bytes
         return _Result(cut, size, exact=exact, wide=self._is_wide)
 
     @property
     def _is_wide(self) -> bool:
-        """Whether values have the precision of accumulators."""
-        return self.problem.dtype.bytes == self.problem.dtype.accumulator_bytes
+        """Whether values have the precision in which their sums are counted."""
+        dtype = self.problem.dtype
+        return dtype.bytes == dtype.accumulator_bytes or not self.counting.wide_sums
 
     def _elements(self, cut: Cut, wide: int) -> int:
         (first, last), (low, high) = cut
@@ -460,7 +616,7 @@ class _Ledger:
             joined = [self._read(source) for source, _ in both]
             for (source, target), copy in zip(both, joined, strict=True):
                 self._fold(source, target, copy, fresh)
-            self._give(place, sum(joined), Use.WORKSPACE)
+            self._give(place, sum(joined), Use.STAGING)
             at += len(both)
 
     def _fold(self, source: Access, target: Access, copy: int, fresh: set[int]) -> None:
@@ -483,6 +639,8 @@ class _Ledger:
         return (whole.chunks, whole.heads) == (segment.chunks, segment.heads)
 
     def _finish(self, task: Finish, step: Step) -> None:
+        if task.place in self.loops and any(part.tensor in _SUMS for part in task.parts):
+            self._end_of_loop(task.place)
         count = len(task.parts)
         for part, result in zip(step.accesses[:count], step.accesses[count:], strict=True):
             slab = result.segments[0].slab
@@ -500,11 +658,16 @@ class _Ledger:
     def _delta(self, place: Place, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])
         self._make(step.accesses[2].segments[0].slab)
-        self._give(place, joined, Use.WORKSPACE)
+        self._give(place, joined, Use.STAGING)
 
     def _linear(self, task: Linear, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])
         write = step.accesses[2]
+        turned = 0
+        if task.rotary and self.counting.rotary:
+            piece = next(p for p in (*task.writes, *task.reads) if p.tensor in _TURNED)
+            turned = self._count(piece) * self.problem.dtype.accumulator_bytes
+        self._take(task.place, turned, Use.WORKSPACE)
         if write.mode is Mode.CREATE:
             self._make(write.segments[0].slab)
         elif self._all_of(write) and not step.creates:
@@ -512,7 +675,9 @@ class _Ledger:
         else:
             piece = write.piece
             whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
-            size = self._take(task.place, self._piece_bytes(piece), Use.WORKSPACE)
-            added = _Result(whole, size, exact=True, wide=True)
+            results = self._piece_bytes(piece) if self.counting.results else 0
+            size = self._take(task.place, results, Use.WORKSPACE)
+            added = _Result(whole, size, exact=self.counting.results, wide=True)
             self._add_all(task.place, [write], [added], set(step.creates))
-        self._give(task.place, joined, Use.WORKSPACE)
+        self._give(task.place, turned, Use.WORKSPACE)
+        self._give(task.place, joined, Use.STAGING)

@@ -13,6 +13,7 @@ from patterns import make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 HEAD_DIM = 128
+_GIVEN = (Use.WEIGHTS, Use.INPUT, Use.SAVED)  # inputs are one of these
 
 
 def layer(heads: tuple[int, int], cp: int = 8, hidden: int = 4096, seqlen: int = 2**20) -> Problem:
@@ -39,7 +40,8 @@ def test_the_uses_of_memory_add_up_to_the_peak(name: str, scope: Scope) -> None:
     for direction in Direction:
         book = ledger(verify(strategy(name).plan(problem, direction)))
         assert [sum(uses.values()) for uses in book.uses_bytes] == list(book.peak_bytes)
-        assert [uses[Use.INPUT] for uses in book.uses_bytes] == list(book.inputs_bytes)
+        given = [sum(uses[use] for use in _GIVEN) for uses in book.uses_bytes]
+        assert all(at >= start for at, start in zip(given, book.inputs_bytes, strict=True))
         assert all(size >= 0 for uses in book.uses_bytes for size in uses.values())
 
 
