@@ -22,7 +22,7 @@ from strategies import fpdt, strategy
 
 _TOKENS = 2048  # of a rank in the plan that is scaled; each strategy cuts them evenly
 _PART = 64  # of a rank's part in the plans that are scaled
-_FEW = 6  # parts up to which plans are not extrapolated
+_FEW = 8  # parts up to which plans are not extended; from 6 on each adds as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -481,9 +481,16 @@ class _Ledger:
                 if not self.counting.results or place in self.loops:
                     results = [result._replace(size=0, exact=False) for result in results]
                 self._take(place, sum(result.size for result in results), Use.WORKSPACE)
-                self._give(place, self._take(place, scratch, Use.WORKSPACE), Use.WORKSPACE)
+                if self.counting.results:
+                    self._run(place, scratch)
                 self._add_all(place, writes, results, fresh)
+                if not self.counting.results:  # it writes into the accumulators
+                    self._run(place, scratch)
         self._give(place, joined, Use.STAGING)
+
+    def _run(self, place: Place, scratch: int) -> None:
+        """Let a kernel run that holds some bytes inside."""
+        self._give(place, self._take(place, scratch, Use.WORKSPACE), Use.WORKSPACE)
 
     def _scratch(self, results: Sequence[_Result]) -> int:
         """Bytes that a backward kernel sums these results in, before it rounds them."""

@@ -37,7 +37,7 @@ from harness.trace import Stream
 from strategies import fpdt
 
 _VALUE = 2  # bytes of bfloat16
-_KNOTS = (4, 6, 8)  # parts of the plans from which FPDT's times are extended
+_KNOTS = (4, 5, 6)  # parts of the plans from which FPDT's times are extended
 _LIGHT_PASSES = 340
 """How often norms, residual sums, rotations and SwiGLU of a block move a hidden state in a step.
 
