@@ -144,6 +144,7 @@ def load(path: Path) -> Calibration:
             hardware=_made(Hardware, body["hardware"]),
             kernels=Kernels(
                 sms=kernels["sms"],
+                block_rows=kernels["block_rows"],
                 memory_bandwidth_bytes_per_s=kernels["memory_bandwidth_bytes_per_s"],
                 forward=_made(ForwardKernel, kernels["forward"]),
                 backward=_made(BackwardKernel, kernels["backward"]),

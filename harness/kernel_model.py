@@ -27,7 +27,6 @@ from itertools import islice
 
 from harness.problem import Direction
 
-ROWS = 128  # Source: flash-attn 2.5.7, queries of a block, head_dim 128; keys of one, backward
 _SPLIT_ROWS = 64  # Source: flash-attn 2.5.7, queries of a block where keys are split
 _STEP = 64  # Source: flash-attn 2.5.7, keys of an inner step; queries of one, backward
 _SPLIT_STEP = 128  # Source: flash-attn 2.5.7, keys of an inner step where keys are split
@@ -91,13 +90,15 @@ class Kernels:
     """The attention kernels of one GPU model.
 
     Attributes:
-        sms: Streaming multiprocessors.
+        sms: Streaming multiprocessors; or 1 processor core.
+        block_rows: Queries of a thread block, backward its keys.
         memory_bandwidth_bytes_per_s: Of the device's memory.
         forward: Parameters of the forward kernel.
         backward: And of the backward one.
     """
 
     sms: int
+    block_rows: int
     memory_bandwidth_bytes_per_s: float
     forward: ForwardKernel
     backward: BackwardKernel
@@ -144,12 +145,12 @@ class Kernels:
         """
         forward = direction is Direction.FORWARD
         across, along = (rows, columns) if forward else (columns, rows)
-        blocks = -(-across // ROWS) * heads
+        blocks = -(-across // self.block_rows) * heads
         if forward:
-            flops = 4 * head_dim * ROWS * along
+            flops = 4 * head_dim * self.block_rows * along
             work = self.sms / self.forward.flops_per_s * flops + self.forward.block_s
             return 2 * work if blocks > 2 * (self.sms - _SPARE_SMS) else 0.0
-        flops = 10 * head_dim * ROWS * along
+        flops = 10 * head_dim * self.block_rows * along
         work = self.sms / self.backward.flops_per_s * flops + self.backward.block_s
         return work if blocks > self.sms - _SPARE_SMS else 0.0
 
@@ -173,7 +174,7 @@ def _forward_s(kernels: Kernels, shape: _Shape) -> float:
     if fitted.splits:
         blocks = -(-shape.rows // _SPLIT_ROWS) * shape.heads
         splits = _splits(blocks, 2 * kernels.sms, -(-shape.columns // _SPLIT_STEP))
-    height, step = (ROWS, _STEP) if splits == 1 else (_SPLIT_ROWS, _SPLIT_STEP)
+    height, step = (kernels.block_rows, _STEP) if splits == 1 else (_SPLIT_ROWS, _SPLIT_STEP)
     # Seconds that a block's height of queries and one key cost an SM that is full.
     rate = kernels.sms / fitted.flops_per_s * 4 * shape.head_dim * height
     extra = 0.0
@@ -199,13 +200,14 @@ def _forward_s(kernels: Kernels, shape: _Shape) -> float:
 @lru_cache(maxsize=65536)
 def _backward_s(kernels: Kernels, shape: _Shape) -> float:
     fitted = kernels.backward
-    rate = kernels.sms / fitted.flops_per_s * 10 * shape.head_dim * ROWS
-    across = -(-shape.columns // ROWS)
+    height = kernels.block_rows
+    rate = kernels.sms / fitted.flops_per_s * 10 * shape.head_dim * height
+    across = -(-shape.columns // height)
     blocks = across * shape.heads
     if shape.causal:
         # The longest blocks come first, so the GPU stays full until the end, if it ever is.
         fixed = rate * fitted.diagonal_rows + fitted.block_s
-        lengths = [min(shape.rows, (across - j) * ROWS) for j in range(across)]
+        lengths = [min(shape.rows, (across - j) * height) for j in range(across)]
         mean = rate * fitted.causal * sum(lengths) * shape.heads + blocks * fixed
         time = max(rate * fitted.causal * lengths[0] + fixed, mean / shape.sms)
     else:
@@ -249,6 +251,8 @@ def _triangle(across: int, height: int, splits: int, shape: _Shape, step: int) -
 
 def _dispatch(works: list[float], heads: int, sms: int, alone: float) -> float:
     """Time blocks of unequal work, launched in order onto SMs that hold two each."""
+    if sms == 1 and alone == 1:
+        return sum(works) * heads
     if len(works) * heads > _EXACT_BLOCKS:
         # The last blocks are the longest, and the SMs end them evenly spread.
         return sum(works) * heads / sms + max(works) / 2

@@ -204,11 +204,11 @@ class Pricer:
         times = [fold] * HELD
         for call in need.calls:
             for beside in range(HELD):
-                times[beside] += self.call_s(kernels, call, int(held * beside))
+                times[beside] += self.call_s(kernels, call, int(held * beside), delta=need.delta)
         wave = max(self.wave_s(kernels, call) for call in need.calls)
         return tuple(times), wave
 
-    def call_s(self, kernels: Kernels, call: Call, held_sms: int) -> float:
+    def call_s(self, kernels: Kernels, call: Call, held_sms: int, *, delta: bool = False) -> float:
         """Time one kernel call; a precision that was not measured by its peak rate."""
         sheet = self.calibration.hardware
         fitted = Dtype(self.calibration.range.dtypes[0])
@@ -222,7 +222,8 @@ class Pricer:
             density=call.density,
             head_dim=self.head_dim,
             held_sms=held_sms,
-            delta_given=self.convention.delta_given,
+            # Eager torch gives out, whatever a plan would have it read.
+            delta_given=self.convention.delta_given or (delta and not self.convention.eager),
         )
 
     def wave_s(self, kernels: Kernels, call: Call) -> float:

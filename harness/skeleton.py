@@ -85,6 +85,7 @@ class Need(NamedTuple):
         far_size: What a rank gets of a collective from other nodes.
         far_peers: From how many ranks it gets that.
         sharing: By how many ranks of a node NCCL shares what enters the node.
+        delta: Of a tile, whether it reads delta and not out.
         flops: Of a projection, floating-point operations; they scale with tokens.
     """
 
@@ -95,6 +96,7 @@ class Need(NamedTuple):
     far_size: Size = Size()
     far_peers: int = 0
     sharing: int = 1
+    delta: bool = False
     flops: int = 0
 
 
@@ -372,7 +374,8 @@ def _compute(program: Program, index: int, calls: Calls) -> Need:
             slabs = program.slabs
             fresh = {slabs[slab].piece.tensor for slab in program.steps[index].creates}
             old = [piece for piece in task.writes if piece.tensor not in fresh]
-            return Need("tile", calls=calls(plan, task), size=_size(plan, old))
+            delta = any(piece.tensor is Tensor.DELTA for piece in task.reads)
+            return Need("tile", calls=calls(plan, task), size=_size(plan, old), delta=delta)
         case Merge():
             return Need("merge", size=_size(plan, task.sources))
         case Finish():

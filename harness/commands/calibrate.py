@@ -1,11 +1,17 @@
-"""`calibrate`: fit every parameter of a cluster, and say how well each fits."""
+"""`calibrate`: fit every parameter of a cluster, and say how well each fits.
+
+Without --from-logs it measures this machine, with two ranks of one thread: kernels forward and
+backward by size, gloo messages and all-to-alls by size, and the interpreter's overhead; within 90
+seconds. The file that it writes is a cluster: `simulate --cluster FILE`, `sweep --cluster FILE`.
+"""
 
 import argparse
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.calibration import dump
+from harness import local
+from harness.calibration import dump, load
 from harness.commands.arguments import example
 from harness.fit.cluster import MACHINES, fit_cluster, sources_of
 
@@ -14,32 +20,67 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="fit a cluster's parameters",
+        help="fit a cluster's parameters, to this machine or to logs",
         description=__doc__,
-        epilog=example(["calibrate --from-logs ../shared/data --cluster h800 -o h800.toml"]),
+        epilog=example(
+            [
+                "calibrate -o local-cpu.toml",
+                "calibrate --check local-cpu.toml -o results/local-cpu",
+                "calibrate --from-logs logs --cluster h800 -o h800.toml",
+            ]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = [machine.name for machine in MACHINES]
     parser.add_argument(
-        "--from-logs", type=Path, required=True, metavar="DIR", help="folder of measured tables"
+        "--from-logs", type=Path, metavar="DIR", help="folder of measured tables, as published"
     )
-    parser.add_argument("--cluster", choices=known, required=True, help="whose parameters")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="TOML; default stdout")
+    parser.add_argument("--cluster", choices=known, help="with --from-logs: whose parameters")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="measure small sweeps here and compare them with what this calibration predicts",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="TOML; of --check a folder"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit one cluster."""
-    machine = next(machine for machine in MACHINES if machine.name == args.cluster)
+    """Fit one cluster, or check one."""
     date = datetime.now(tz=UTC).date().isoformat()
-    if not args.from_logs.is_dir():
-        raise ValueError(f"--from-logs ({args.from_logs}) must be a folder of measured tables")
-    value = fit_cluster(
-        args.from_logs, machine, date, lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    text = dump(value, sources_of(machine, date))
+    if args.check is not None:
+        return _check(args)
+    if args.from_logs is None:
+        if args.cluster is not None:
+            raise ValueError("--cluster names whose logs are fitted; give --from-logs with it")
+        text = local.calibrated(date, _log)
+    else:
+        text = _from_logs(args, date)
     if args.output is None:
         sys.stdout.write(text)
     else:
         args.output.write_text(text, encoding="utf-8")
     return 0
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _from_logs(args: argparse.Namespace, date: str) -> str:
+    if args.cluster is None:
+        names = ", ".join(machine.name for machine in MACHINES)
+        raise ValueError(f"--from-logs needs --cluster; choose from {names}")
+    if not args.from_logs.is_dir():
+        raise ValueError(f"--from-logs ({args.from_logs}) must be a folder of measured tables")
+    machine = next(machine for machine in MACHINES if machine.name == args.cluster)
+    return dump(fit_cluster(args.from_logs, machine, date, _log), sources_of(machine, date))
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Compare; a median error that is larger than promised is a failure found."""
+    load(args.check)  # a wrong file is a wrong call
+    return local.check(args.check, args.output, _log)

@@ -76,8 +76,7 @@ def fit_cluster(
     shipped = calibration(machine.name)
     kernels, errors = fit_kernels(
         [r for r in read(folder, "kernel_times.csv") if r["gpu"] == machine.kernels],
-        shipped.kernels.sms,
-        shipped.kernels.memory_bandwidth_bytes_per_s,
+        shipped.kernels,
     )
     for direction, error in errors.items():
         log(f"{machine.name}: kernels {direction.value}: {error}")
@@ -311,6 +310,7 @@ def sources_of(machine: Machine, date: str) -> dict[str, str]:
         "hardware.gpus_per_node": f"Source: NVIDIA HGX boards of this model, read {date}",
         "hardware.host_bytes_per_s": f"Source: PCIe x16 of the GPU's generation, read {date}",
         "kernels": f"Source: NVIDIA datasheet of the GPU, read {date}",
+        "kernels.block_rows": f"Source: flash-attn 2.5.7, head_dim 128, read {date}",
         "kernels.forward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
         "kernels.backward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
         **{

@@ -1,7 +1,7 @@
 """Fit the kernel model of one GPU to its table of single kernels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,15 +36,12 @@ class Error:
         return cls(len(gap), float(gap.mean()), float(np.median(gap)), float(gap.max()))
 
 
-def fit_kernels(
-    rows: Sequence[Row], sms: int, bandwidth_bytes_per_s: float
-) -> tuple[Kernels, dict[Direction, Error]]:
+def fit_kernels(rows: Sequence[Row], like: Kernels) -> tuple[Kernels, dict[Direction, Error]]:
     """Fit both directions on half of the shapes.
 
     Args:
         rows: Of one GPU, with the columns of `kernel_times.csv`.
-        sms: Its streaming multiprocessors.
-        bandwidth_bytes_per_s: Of its memory.
+        like: What its datasheet says: SMs and memory.
 
     Returns:
         The model, and its error on the other half.
@@ -52,9 +49,8 @@ def fit_kernels(
     used = [row for row in rows if min(int(row["Sq"]), int(row["Skv"])) >= LEAST_TOKENS]
     used = [row for row in used if not _without_splits(row)]
     fit, report = halves(used, ("kernels",), map(_shape, used))
-    guess = Kernels(
-        sms=sms,
-        memory_bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+    guess = replace(
+        like,
         forward=_forward([1e-5, _peak(used, "fwd_us", 4), 0.83, 1e-6, 0.9, 1e-6, 0.98, 20.0]),
         backward=_backward([1e-5, _peak(used, "bwd_us", 10), 1e-5, 6.0, 1.02, 20.0]),
     )
@@ -106,12 +102,7 @@ def _fitted(
 
 
 def _with(kernels: Kernels, forward: ForwardKernel, backward: BackwardKernel) -> Kernels:
-    return Kernels(
-        sms=kernels.sms,
-        memory_bandwidth_bytes_per_s=kernels.memory_bandwidth_bytes_per_s,
-        forward=forward,
-        backward=backward,
-    )
+    return replace(kernels, forward=forward, backward=backward)
 
 
 def _forward(x: Sequence[float]) -> ForwardKernel:

@@ -91,7 +91,7 @@ def shape(text: str, pattern: str, cp: int = 8) -> Skeleton:
         dtype=Dtype.BFLOAT16,
         cp=cp,
     )
-    return skeleton(verify(strategy(text).plan(problem, Direction.FORWARD)), 8)
+    return skeleton(verify(strategy(text).plan(problem, Direction.FORWARD)), 8, eager=True)
 
 
 def pricer(**changes: object) -> Pricer:

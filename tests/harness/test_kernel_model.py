@@ -12,6 +12,7 @@ FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 RATE = 10 * 4 * 128 * 128 * 64 / 1e-6
 KERNELS = Kernels(
     sms=10,
+    block_rows=128,
     memory_bandwidth_bytes_per_s=1e15,
     forward=ForwardKernel(
         launch_s=0.0,
