@@ -53,6 +53,8 @@ LAYER_VARIANTS = (
     *(f"upipe:stage_heads={u}" for u in (1, 2, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
     *(f"upipe:stage_heads={u},short_last=true" for u in (12, 24)),
     "fpdt:parts=3",
+    "upipe:in_order=true,round_sent=true",
+    "ring-classic:round_sent=true",
     "fpdt:parts=3,checkpoint=layer",
     "zigzag:checkpoint=layer",
     "ulysses:checkpoint=layer,offload=true",

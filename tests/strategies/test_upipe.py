@@ -29,6 +29,7 @@ from harness.plan import (
 from harness.planned import planned
 from harness.problem import Direction, Dtype, Problem
 from harness.sizes import leg_bytes, linear_flops, piece_bytes
+from harness.stages import Stages
 from harness.transport import GroupTransport, LocalTransport
 from harness.verify import check_pair, verify
 from patterns import make_pattern
@@ -132,6 +133,26 @@ def test_no_rank_needs_more_kv_heads_than_it_must_and_none_twice() -> None:
         runs = [range(r * heads_q // ranks, (r + 1) * heads_q // ranks) for r in range(ranks)]
         fewest = sum(len({h // problem.group for h in run}) for run in runs)
         assert fewest == sum(heads.bit_count() for heads in held), case
+
+
+def test_every_query_head_finds_its_own_kv_head_which_came_once() -> None:
+    """Up to 64 heads, every legal stage: what a rank attends is there, and comes to it once."""
+    for heads_q, heads_kv, ranks, u in legal_stages():
+        problem = replace(layer(), heads_q=heads_q, heads_kv=heads_kv)
+        stages = Stages(problem, upipe.head_stages(problem, ranks, u))
+        here, done = [0] * ranks, [0] * ranks
+        for stage in range(len(stages)):
+            come, leave = stages.arriving(stage), stages.leaving(stage)
+            for rank in range(ranks):
+                case = (heads_q, heads_kv, ranks, u, stage, rank)
+                new = problem.kv_heads(come[rank])
+                assert not new & here[rank], case
+                here[rank] |= new
+                wanted = sum({1 << h // problem.group for h in members(stages.heads[stage][rank])})
+                assert not wanted & ~here[rank], case
+                assert not wanted & done[rank], case
+                done[rank] |= problem.kv_heads(leave[rank])
+        assert here == done
 
 
 @pytest.mark.parametrize(
