@@ -11,6 +11,7 @@ from rich.table import Table
 
 from harness.checks import cores
 from harness.commands.arguments import add_problem, example, problem_of
+from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
 from harness.explain import Costs, Explanation, as_json, explain
 from harness.figures import broken
@@ -46,12 +47,15 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "explain --strategy ulysses --heads-q 40 --heads-kv 8 --cp 64   # exit status 1",
                 "explain --strategy usp:4x2 --seqlen 1m --json",
                 "explain --scope layer --heads-kv 8 --seqlen 1m",
+                "explain --model llama3-8b --cluster h100-1x8 --max-context",
+                "explain --model llama3-8b,layers=16 --cluster h100-2x8 --seqlen 2m --json",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--strategy", type=_named, help="one strategy, with options; default all")
     add_problem(parser)
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON: a list without --strategy")
     parser.set_defaults(run=run)
 
@@ -66,6 +70,10 @@ def _named(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Explain one strategy or all; 1 if the one that was asked for is not legal."""
+    if args.model is not None:
+        return run_model(args)
+    if args.max_context or args.cluster is not None:
+        raise ValueError("--max-context and --cluster are of a whole model; add --model")
     problem = problem_of(args)
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)

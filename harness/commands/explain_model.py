@@ -1,0 +1,225 @@
+"""`explain --model`: peaks, longest contexts and step times of a model under every strategy."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from harness.cluster import cluster
+from harness.commands.arguments import length
+from harness.commands.progress import Live, Output
+from harness.memory import Use
+from harness.modelled import Answer, Question, answer
+from harness.models import model
+from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack
+from strategies import EVERY_STRATEGY
+
+_GIB = 2**30
+_K, _M = 2**10, 2**20
+_CLUSTER = "h100-1x8"
+_BAR = 22
+_LETTERS: Mapping[str, tuple[str, ...]] = {
+    "W": ("states", "unsharded"),
+    "R": ("stream",),
+    "s": (Use.SAVED, Use.RESULT),
+    "g": (Use.GATHERED, Use.LOCAL),
+    "r": (Use.RECEIVED,),
+    "a": (Use.ACCUMULATOR,),
+    "k": (Use.WORKSPACE, Use.STAGING),
+    "m": ("mlp", "loss"),
+}
+_LEGEND = (
+    "W states and weights, R residual stream and block inputs, s saved for backward, g gathered "
+    "heads and own projections, r receive buffers, a accumulators, k kernels and copies, m MLP or "
+    "loss"
+)
+_COLUMNS = (
+    "released: as the released code of the strategy holds memory (* none known: as impl.); impl.: "
+    "float32 sums, results and scratch of kernels, the same flags for all; algor.: what the "
+    "algorithm needs"
+)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a whole model."""
+    group = parser.add_argument_group(
+        "a whole model (trained over all GPUs of a cluster; instead of one layer)"
+    )
+    group.add_argument("--model", help="a preset, or key=value pairs (see `list`)")
+    group.add_argument("--cluster", help=f"of which cluster (default: {_CLUSTER})")
+    group.add_argument(
+        "--max-context", action="store_true", help="the longest that fits (else: --seqlen)"
+    )
+    group.add_argument("--gpu-memory", type=float, help="GiB of a GPU (default: the cluster's)")
+    group.add_argument(
+        "--host-memory", type=float, help=f"GiB of a node (default: {HOST_BYTES / _GIB:.0f})"
+    )
+    group.add_argument("--step", type=length, help="of contexts (default: 1m a node)")
+    for name in ("checkpoint", "offload", "tiled"):
+        help_text = f"without {name} of blocks" if name != "tiled" else "MLP and loss at once"
+        group.add_argument(
+            f"--no-{name}", dest=name, action="store_false", default=True, help=help_text
+        )
+
+
+def run_model(args: argparse.Namespace) -> int:
+    """Answer for one strategy or all; 1 if the one that was asked for is not legal."""
+    machine = cluster(args.cluster or _CLUSTER)
+    step = None
+    if args.max_context:
+        step = args.step or STEP_TOKENS * machine.nodes
+    question = Question(
+        model=model(args.model),
+        machine=machine,
+        stack=Stack(checkpoint=args.checkpoint, offload=args.offload, tiled=args.tiled),
+        gpu_bytes=_bytes(args.gpu_memory, machine.gpu.memory_bytes),
+        host_bytes=_bytes(args.host_memory, HOST_BYTES),
+        step_tokens=step,
+        seqlen=args.seqlen,
+    )
+    names = [args.strategy] if args.strategy else list(EVERY_STRATEGY)
+    answers = []
+    with Live("explain", len(names)) as live:
+        for name in names:
+            answers.append(answer(question, name))
+            live.advance()
+    if args.json:
+        sys.stdout.write(json.dumps(as_json(question, answers), indent=2) + "\n")
+    else:
+        _print(Output(markup=False, highlight=False), question, answers)
+    return 1 if args.strategy and answers[0].reason is not None else 0
+
+
+def _bytes(gib: float | None, default: int) -> int:
+    if gib is None:
+        return default
+    if gib <= 0:
+        raise ValueError(f"memory ({gib} GiB) must be positive")
+    return round(gib * _GIB)
+
+
+def as_json(question: Question, answers: Sequence[Answer]) -> dict[str, object]:
+    """Return the fields of `--json`."""
+    legal = [found for found in answers if found.reason is None]
+    body: dict[str, object] = {
+        "model": question.model.name,
+        "parameters": question.model.parameters,
+        "cluster": question.machine.name,
+        "gpus": question.machine.gpus,
+        "gpu_limit_bytes": question.gpu_bytes,
+        "host_limit_bytes_per_node": question.host_bytes,
+        "step_tokens": question.step_tokens,
+    }
+    if question.step_tokens is not None:
+        body["max_context"] = {
+            found.name: found.limits[Column.RELEASED].tokens for found in legal if found.limits
+        }
+        body["max_context_by_column"] = {
+            column.value: {
+                found.name: found.limits[column].tokens for found in legal if found.limits
+            }
+            for column in Column
+        }
+        body["limited_by"] = {
+            found.name: found.limits[Column.RELEASED].by for found in legal if found.limits
+        }
+    body["strategies"] = [_one_json(found) for found in answers]
+    return body
+
+
+def _one_json(found: Answer) -> dict[str, object]:
+    at, time = found.at, found.time
+    return {
+        "name": found.name,
+        "strategy": found.strategy,
+        "reason": found.reason,
+        "released_code_known": found.released,
+        "seqlen": found.seqlen,
+        "peak_bytes": at and at.peak_bytes,
+        "peak_bytes_by_column": {k.value: v for k, v in (found.peaks_bytes or {}).items()},
+        "phase": at and at.phase,
+        "parts_bytes": dict(at.parts) if at else {},
+        "host_bytes_per_node": at and at.host_bytes,
+        "step_s": time and time.seconds,
+        "launch_s": time and time.launch_s,
+        "linear_s": time and time.linear_s,
+        "quadratic_s": time and time.quadratic_s,
+        "terms_s": dict(time.terms) if time else {},
+    }
+
+
+# For people ---------------------------------------------------------------------------------
+
+
+def _print(console: Console, question: Question, answers: Sequence[Answer]) -> None:
+    shape, machine = question.model, question.machine
+    console.print(
+        f"{shape.name}, {shape.parameters / 1e9:.2f} billion parameters, batch 1, bfloat16, over "
+        f"{machine.gpus} x {machine.gpu.name}; one limit for all: "
+        f"{question.gpu_bytes / _GIB:.1f} GiB a GPU ({question.host_bytes / _GIB:.0f} GiB a host)"
+    )
+    console.print()
+    console.print(_table(question, answers))
+    console.print()
+    console.print(f"{_BAR} signs are the limit: {_LEGEND}")
+    console.print(_COLUMNS)
+    if question.step_tokens is not None:
+        console.print(
+            f"contexts in steps of {_short(question.step_tokens)}; GiB, bar and s at the longest "
+            "of `released`; h: what rests on the host is what does not fit one step further"
+        )
+    console.print("memory: ledger of the plan, scaled, and formulas; s a step: simulated")
+    for found in answers:
+        if found.reason is not None:
+            console.print(found.reason)
+
+
+def _table(question: Question, answers: Sequence[Answer]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("strategy", overflow="fold")
+    for column in ("released", "impl.", "algor."):
+        name = f"longest\n{column}" if question.step_tokens else f"GiB\n{column}"
+        table.add_column(name, justify="right")
+    if question.step_tokens:
+        table.add_column("GiB", justify="right")
+    table.add_column("what fills it", no_wrap=True)
+    table.add_column("s a\nstep", justify="right")
+    for found in answers:
+        if found.reason is not None:
+            table.add_row(found.strategy, "illegal")
+            continue
+        if found.limits:
+            cells = [_short(found.limits[column].tokens) for column in _ORDER]
+            cells[0] += "h" if found.limits[Column.RELEASED].by == "host" else ""
+            cells.append(f"{found.at.peak_bytes / _GIB:.1f}" if found.at else "")
+        else:
+            peaks = found.peaks_bytes or {}
+            cells = [f"{peaks[column] / _GIB:.1f}" for column in _ORDER]
+        cells[0] += "" if found.released else "*"
+        seconds = f"{found.time.seconds:.0f}" if found.time else ""
+        table.add_row(found.strategy, *cells, bar(found, question.gpu_bytes), seconds)
+    return table
+
+
+_ORDER = (Column.RELEASED, Column.IMPLEMENTATION, Column.ALGORITHM)
+
+
+def bar(found: Answer, limit_bytes: int) -> str:
+    """Draw what fills a GPU: as many signs as `_BAR` is wide are the limit."""
+    if found.at is None:
+        return "does not fit"
+    drawn, reached = "", 0
+    for letter, names in _LETTERS.items():
+        reached += sum(found.at.parts.get(name, 0) for name in names)
+        drawn += letter * (round(reached / limit_bytes * _BAR) - len(drawn))
+    return drawn[:_BAR].ljust(_BAR, ".") + (">" if reached > limit_bytes else "")
+
+
+def _short(tokens: int) -> str:
+    if tokens % _M == 0:
+        return f"{tokens // _M}M" if tokens else "0"
+    return f"{tokens // _K}K" if tokens % _K == 0 else str(tokens)
