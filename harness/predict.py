@@ -150,7 +150,8 @@ class Pricer:
         eager = self.calibration.effects.eager
         call_s = eager.kernel_s if self.direction is Direction.FORWARD else eager.backward_s
         merges = launched.merges + (launched.folds if self.convention.merges else 0)
-        return launched.calls * call_s + merges * eager.merge_s + launched.moves * eager.transfer_s
+        calls_s = launched.calls * call_s + launched.again * eager.kernel_s
+        return calls_s + merges * eager.merge_s + launched.moves * eager.transfer_s
 
     def _even(
         self, skeleton: Skeleton, prices: dict[Need, tuple[tuple[float, ...], float]]
@@ -201,20 +202,30 @@ class Pricer:
         fold = self.fold_s(need) if any(need.size) else 0.0
         if Effect.INTERFERENCE not in self.effects or not self.transfers:
             held = 0.0
+        way = Direction.FORWARD if need.again else self.direction
         times = [fold] * HELD
         for call in need.calls:
             for beside in range(HELD):
-                times[beside] += self.call_s(kernels, call, int(held * beside), delta=need.delta)
-        wave = max(self.wave_s(kernels, call) for call in need.calls)
+                sms = int(held * beside)
+                times[beside] += self.call_s(kernels, call, sms, way=way, delta=need.delta)
+        wave = max(self.wave_s(kernels, call, way) for call in need.calls)
         return tuple(times), wave
 
-    def call_s(self, kernels: Kernels, call: Call, held_sms: int, *, delta: bool = False) -> float:
+    def call_s(
+        self,
+        kernels: Kernels,
+        call: Call,
+        held_sms: int,
+        *,
+        way: Direction | None = None,
+        delta: bool = False,
+    ) -> float:
         """Time one kernel call; a precision that was not measured by its peak rate."""
         sheet = self.calibration.hardware
         fitted = Dtype(self.calibration.range.dtypes[0])
         slower = sheet.peak_flops_per_s(fitted) / sheet.peak_flops_per_s(self.dtype)
         return slower * kernels.seconds(
-            self.direction,
+            way or self.direction,
             round(call.rows * self.scale_q),
             round(call.columns * self.scale_kv),
             call.heads * self.heads,
@@ -226,10 +237,10 @@ class Pricer:
             delta_given=self.convention.delta_given or (delta and not self.convention.eager),
         )
 
-    def wave_s(self, kernels: Kernels, call: Call) -> float:
+    def wave_s(self, kernels: Kernels, call: Call, way: Direction) -> float:
         """Time of a wave of one call, see `Kernels.wave_s`."""
         rows, columns = round(call.rows * self.scale_q), round(call.columns * self.scale_kv)
-        return kernels.wave_s(self.direction, rows, columns, call.heads * self.heads, self.head_dim)
+        return kernels.wave_s(way, rows, columns, call.heads * self.heads, self.head_dim)
 
     def fold_s(self, need: Need) -> float:
         """Time to fold partial results into what is there."""

@@ -87,6 +87,7 @@ class Need(NamedTuple):
         sharing: By how many ranks of a node NCCL shares what enters the node.
         delta: Of a tile, whether it reads delta and not out.
         flops: Of a projection, floating-point operations; they scale with tokens.
+        again: Of a tile of a backward plan, whether it attends forward, to make what was not saved.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Need(NamedTuple):
     sharing: int = 1
     delta: bool = False
     flops: int = 0
+    again: bool = False
 
 
 class Launched(NamedTuple):
@@ -108,12 +110,14 @@ class Launched(NamedTuple):
         folds: Tiles that fold into accumulators.
         merges: Merges of what arrived.
         moves: Batches of a send and a receive, and collectives.
+        again: Kernel calls of forward tiles in a backward plan; they are not among `calls`.
     """
 
     calls: int = 0
     folds: int = 0
     merges: int = 0
     moves: int = 0
+    again: int = 0
 
 
 Calls = Callable[[Plan, Tile], tuple[Call, ...]]
@@ -235,7 +239,7 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
 
     A send and a receive are launched together: as many batches as there are of the more frequent.
     """
-    hosts: dict[int, list[int]] = {}  # calls, folds, merges, sends, receives
+    hosts: dict[int, list[int]] = {}  # calls, folds, merges, sends, receives, again
     latest: dict[int, int] = {}
     found = []
     for index, part in enumerate(parts):
@@ -243,7 +247,8 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
         who: tuple[tuple[int, int, int], ...] = ()  # rank, which count, how many more
         if need.kind == "tile":
             rank = part.ranks[0]
-            who = (rank, 0, len(need.calls)), (rank, 1, int(any(need.size)))
+            kind = 5 if need.again else 0
+            who = (rank, kind, len(need.calls)), (rank, 1, int(any(need.size)))
         elif need.kind == "merge":
             who = ((part.ranks[0], 2, 1),)
         elif need.kind == "transfer":
@@ -251,9 +256,9 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
         elif need.kind == "collective":
             who = tuple((rank, side, 1) for rank in part.peers for side in (3, 4))
         for rank, count, more in who:
-            hosts.setdefault(rank, [0] * 5)[count] += more
+            hosts.setdefault(rank, [0] * 6)[count] += more
         launched = tuple(
-            Launched(host[0], host[1], host[2], max(host[3:]))
+            Launched(host[0], host[1], host[2], max(host[3:5]), host[5])
             for host in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
         )
         moves = need.kind == "transfer"
@@ -375,7 +380,13 @@ def _compute(program: Program, index: int, calls: Calls) -> Need:
             fresh = {slabs[slab].piece.tensor for slab in program.steps[index].creates}
             old = [piece for piece in task.writes if piece.tensor not in fresh]
             delta = any(piece.tensor is Tensor.DELTA for piece in task.reads)
-            return Need("tile", calls=calls(plan, task), size=_size(plan, old), delta=delta)
+            return Need(
+                "tile",
+                calls=calls(plan, task),
+                size=_size(plan, old),
+                delta=delta,
+                again=task.direction is not plan.direction,
+            )
         case Merge():
             return Need("merge", size=_size(plan, task.sources))
         case Finish():

@@ -260,7 +260,8 @@ def test_backward_starts_from_less_and_peaks_are_what_the_tasks_make_them(name: 
 # In the simulator -------------------------------------------------------------------------------
 
 
-def test_what_is_done_again_takes_time_and_is_no_work() -> None:
+@pytest.mark.parametrize("cluster", ["h100-1x8", "h100-hamming"])
+def test_what_is_done_again_takes_time_and_is_no_work(cluster: str) -> None:
     """Backward takes longer by about a forward; the flops that count stay those of backward."""
 
     def simulated(text: str, direction: Direction) -> tuple[float, float]:
@@ -269,7 +270,7 @@ def test_what_is_done_again_takes_time_and_is_no_work() -> None:
             **{"seqlen_q": 2**17, "seqlen_kv": 2**17, "dtype": Dtype.BFLOAT16, "hidden": 48},
             direction=direction,
             transport=Where.SIMULATED,
-            cluster="h100-1x8",
+            cluster=cluster,
         )
         record = simulate_cell(cell, {})
         assert record["status"] == "ok", record["reason"]
