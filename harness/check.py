@@ -17,7 +17,7 @@ import torch
 from harness import layer_check
 from harness.account import Account
 from harness.config import Config, Where
-from harness.errors import PlanError, UnsupportedError
+from harness.errors import PlanError, UnsupportedError, told
 from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
@@ -237,7 +237,7 @@ def check(
     except UnsupportedError as error:
         return pair_of(Cell(cell, Status.REFUSED, str(error)) for cell in cells)
     except PlanError as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = told(error)
         return pair_of(Cell(cell, Status.FAILED, reason) for cell in cells)
     judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
     worst: dict[str, float] = {}

@@ -11,6 +11,7 @@ import torch
 
 from harness.check import SEEDS, Cell, Status, as_group, check, group_run, pair_of
 from harness.config import Config, Where
+from harness.errors import told
 from harness.peers.judge import judge_peer
 from harness.peers.run import peer_job, refusal
 from harness.pool import Team, WorkerError
@@ -78,7 +79,7 @@ def _check_one(config: Config) -> tuple[Cell, Cell]:
     except Exception as error:  # the boundary of the cell: the others go on
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return _both_failed(config, f"{type(error).__name__}: {error} ({where})")
+        return _both_failed(config, f"{told(error)} ({where})")
 
 
 def _lost(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:

@@ -1,14 +1,17 @@
 """`python -m harness VERB`: the command line.
 
-Exit status: 0 the work was done and found nothing wrong, 1 it found a failure, 2 the call was
-wrong. Machine output goes to stdout alone; progress and messages go to stderr.
+Exit status: 0 the work was done and found nothing wrong, 1 it found a failure or there was nothing
+that could be done (every cell refused), 2 the call was wrong. Machine output goes to stdout alone;
+progress and messages go to stderr.
 """
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import NoReturn
 
 from harness import launch
 from harness.commands import (
@@ -25,15 +28,26 @@ from harness.commands import (
 )
 from harness.errors import HarnessError, UnsupportedError
 
+_PROGRAM = "python -m harness"
 _VERBS = (sweep, check, explain, plan, trace, simulate, calibrate, compare, listing, doctor)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that answers a wrong call in a line, not with all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the flags are."""
+        verb = self.prog.removeprefix(f"{_PROGRAM} ")
+        self.exit(2, f"{verb}: {message}; `{self.prog} --help` shows the flags\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of all verbs."""
-    top = argparse.ArgumentParser(
-        prog="python -m harness",
+    top = _Parser(
+        prog=_PROGRAM,
         description="Compare, check and explain context-parallel attention strategies.",
-        epilog="`python -m harness VERB --help` shows the flags and an example of a verb.",
+        epilog="`python -m harness VERB --help` shows the flags and an example of a verb. Exit "
+        "status: 0 all is well, 1 something failed or nothing could run, 2 the call was wrong.",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in _VERBS:
@@ -56,11 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         ranks.dismiss()
 
 
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """Join a flag and a value that looks like another flag, so that the value is judged as one."""
+    words: list[str] = []
+    for word in argv:
+        if re.match(r"-\d", word) and words and re.fullmatch(r"--[a-z-]+", words[-1]):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
 def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
-    args = parser().parse_args(argv)
+    words = _with_values(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser().print_help(sys.stderr)
+        return 2
+    args = parser().parse_args(words)
     args.launch = ranks
     try:
         status: int = args.run(args)
@@ -79,7 +108,8 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, a folder that may not be read
-        what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        name = re.sub(r"(\.\d+\.tmp|\.new)$", "", str(error.filename or ""))  # a draft of that
+        what = f"{error.strerror or error}" + (f": {name}" if name else "")
         print(f"{args.verb}: {what}", file=sys.stderr)
         return 1
     return status

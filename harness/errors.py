@@ -23,6 +23,13 @@ class HarnessError(Exception):
     """Root of the harness's own errors."""
 
 
+def told(error: BaseException) -> str:
+    """What an error says to a user: those raised on purpose speak for themselves."""
+    if isinstance(error, HarnessError | ValueError):
+        return str(error)
+    return f"internal error, {type(error).__name__}: {error}"
+
+
 class UnsupportedError(HarnessError):
     """A strategy or a kernel cannot do this problem.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from harness.errors import MeasurementError
+from harness.errors import MeasurementError, told
 from harness.pool import Failure, Member, WorkerError
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Rank:
             self._join(order)
             return Answer(order.job(Member(self.rank, order.cp), *order.args, **order.kwargs))
         except Exception as error:  # the boundary of the process: the driver gets the text
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = told(error).splitlines()[0]
             return Answer(None, _kind(error), text, traceback.format_exc())
 
     def serve(self) -> None:

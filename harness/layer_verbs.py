@@ -17,8 +17,7 @@ def only_layers(problem: Problem, name: str) -> None:
     """
     if problem.hidden is None:
         raise UnsupportedError(
-            f"{name}: projections are part of it, so it plans whole layers, not attention alone; "
-            "choose scope layer",
+            f"{name}: projections are part of it, so it plans whole layers, not attention alone",
             ("--scope layer",),
         )
 

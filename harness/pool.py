@@ -25,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import psutil
 
-from harness.errors import MeasurementError
+from harness.errors import MeasurementError, told
 from harness.workers import die_with_parent
 
 P = ParamSpec("P")
@@ -212,8 +212,8 @@ class Team:
                 raise WorkerError(
                     Failure.OOM,
                     rank,
-                    f"resident memory of {size / 2**30:.2f} GiB passed the cap of "
-                    f"{self.memory_bytes / 2**30:.2f} GiB",
+                    f"resident memory of {size / 2**30:.3g} GiB passed the cap of "
+                    f"{self.memory_bytes / 2**30:.3g} GiB",
                 )
 
     def _dead(self, told: str = "", grace_s: float = _GRACE_S) -> WorkerError | None:
@@ -283,7 +283,7 @@ def _serve(rank: int, cp: int, folder: str, pipe: Connection, threads: int) -> N
 
 
 def _told(error: Exception) -> tuple[str, str, str]:
-    text = f"{type(error).__name__}: {error}"
+    text = told(error)
     memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
     kind = Failure.OOM if memory else Failure.ERROR
     return kind.value, text.splitlines()[0], traceback.format_exc()

@@ -170,7 +170,10 @@ def _lines(path: Path) -> Iterator[tuple[Record, int]]:
             if record is None:
                 if end >= size:
                     return
-                raise ValueError(f"{path}: line {number} is no record; move the file away")
+                raise ValueError(
+                    f"results ({path}): line {number} is no JSON record; remove that line, or name "
+                    "other results"
+                )
             yield record, end
 
 

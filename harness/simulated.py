@@ -13,7 +13,7 @@ from harness.cell import Status, plan_flops, record
 from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
 from harness.environment import environment
-from harness.errors import HarnessError, UnsupportedError
+from harness.errors import HarnessError, UnsupportedError, told
 from harness.memory import ledger
 from harness.plan import legs_of
 from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
@@ -107,10 +107,10 @@ def simulate_cell(
     except (UnsupportedError, ValueError) as error:
         return record(config, Status.ILLEGAL, context, reason=str(error))
     except HarnessError as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = told(error)
         return record(config, Status.ERROR, context, reason=reason)
     except Exception as error:  # the boundary of the cell: the others go on
-        reason = f"{type(error).__name__}: {error}"
+        reason = told(error)
         detail = traceback.format_exc()
         return record(config, Status.ERROR, context, reason=reason, detail=detail)
     return {**found, "resolved": resolved}

@@ -167,7 +167,7 @@ class Chosen:
         problem = replace(problem, round_sent=options.round_sent)
         if self.keeps and not layer:
             raise UnsupportedError(
-                f"{self.text}: checkpoint and offload are of whole layers; choose scope layer",
+                f"{self.text}: checkpoint and offload are of whole layers",
                 ("--scope layer",),
             )
         with without_collection():

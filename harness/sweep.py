@@ -12,6 +12,7 @@ from harness.balance import imbalance_total
 from harness.cell import Status, plan_flops, record
 from harness.config import Config
 from harness.environment import environment
+from harness.errors import told
 from harness.measure import (
     ITERATIONS,
     WARMUP,
@@ -156,7 +157,7 @@ def _measured(crew: Crew, config: Config, limits: Limits, context: Record) -> Re
         status = _KINDS[error.kind]
         return record(config, status, context, reason=str(error), detail=error.detail)
     except Exception as error:  # the boundary of the cell: the others go on
-        reason = f"{type(error).__name__}: {error}"
+        reason = told(error)
         detail = traceback.format_exc()
         return record(config, Status.ERROR, context, reason=reason, detail=detail)
 

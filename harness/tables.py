@@ -66,7 +66,7 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
             _print(console, f"{title}, {pattern}", [measured_table(own, console.width)])
             _say(console, *(f"same plan: {text}" for text in same_plans(own)))
     measured = [entry for entry in records if entry["source"] == "measured"]
-    if measured:
+    if any(map(is_ok, measured)):
         _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
     for note, times in _notes(records).items():
         _say(console, f"{note} ({times} cells)" if times > 1 else note)

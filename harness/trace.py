@@ -475,9 +475,11 @@ def gantt(trace: Trace, width: int = 80, ranks: int = 8) -> str:
 
 
 def _title(trace: Trace) -> str:
+    source = trace.source.value
+    known = source if trace.calibration == source else f"{source}; {trace.calibration}"
     return (
         f"{trace.strategy} {trace.direction} cp={trace.cp} on {trace.machine}: "
-        f"{trace.makespan_s * 1e3:.3f} ms ({trace.source.value}; {trace.calibration})"
+        f"{trace.makespan_s * 1e3:.3f} ms ({known})"
     )
 
 

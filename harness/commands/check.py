@@ -88,14 +88,12 @@ def run(args: argparse.Namespace) -> int:
         output = Path("results") / "check-full" / "records.jsonl"
     if output is None:
         records = [cell.record() for pair in _judge(args, axes, set()) for cell in pair]
-        failed = _report(args, lambda: iter(records), begin)
-    else:
-        with ResultFile(output) as file:
-            done = _done(file)
-            for pair in _judge(args, axes, done):
-                file.append(*({**cell.record(), "config_hash": cell.config.hash} for cell in pair))
-            failed = _report(args, lambda: _kept(args, axes, file), begin)
-    return 1 if failed else 0
+        return _report(args, lambda: iter(records), begin)
+    with ResultFile(output) as file:
+        done = _done(file)
+        for pair in _judge(args, axes, done):
+            file.append(*({**cell.record(), "config_hash": cell.config.hash} for cell in pair))
+    return _report(args, lambda: _kept(args, axes, file), begin)
 
 
 def _axes(args: argparse.Namespace) -> Axes:
@@ -229,7 +227,7 @@ class _Tally:
 
 
 def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], begin: float) -> int:
-    """Print the result; return how many failed."""
+    """Print the result; return the exit status: 1 if a cell failed, or none could be checked."""
     tally = _Tally(records())
     if args.json:
         # Piece by piece: a whole product does not fit into memory.
@@ -238,7 +236,7 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
         for number, record in enumerate(records()):
             sys.stdout.write((", " if number else "") + json.dumps(record))
         sys.stdout.write("]}\n")
-        return tally.counts[Status.FAILED]
+        return _status(tally)
     console = Output()
     console.print(_table(tally))
     for text in tally.failed:
@@ -248,7 +246,15 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     line = ", ".join(f"{n} {status.value}" for status, n in tally.counts.items())
     console.print(f"{line} in {time.monotonic() - begin:.0f} s", highlight=False)
-    return tally.counts[Status.FAILED]
+    return _status(tally)
+
+
+def _status(tally: _Tally) -> int:
+    judged = tally.counts[Status.PASSED] + tally.counts[Status.FAILED]
+    if tally.counts[Status.REFUSED] and not judged:
+        print("check: nothing was checked: every cell was refused", file=sys.stderr)
+        return 1
+    return 1 if tally.counts[Status.FAILED] else 0
 
 
 def _name(record: Record) -> str:

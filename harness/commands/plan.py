@@ -94,7 +94,7 @@ def _load(path: Path) -> Plan:
     except OSError as error:
         raise ValueError(f"--load ({path}) cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError) as error:
-        what = f"{type(error).__name__}: {error}"
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"--load ({path}) holds no plan of schema 1: {what}") from error
 
 
@@ -110,7 +110,9 @@ def _save(path: Path, text: str) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise ValueError(f"--output ({path}) must be a file that can be written: {error}") from None
+        raise ValueError(
+            f"--output ({path}) must be a file that can be written: {error.strerror}"
+        ) from None
 
 
 def as_json(program: Program) -> dict[str, object]:

@@ -140,8 +140,11 @@ def run(args: argparse.Namespace) -> int:
         print_sweep(Output(), records)
         text = f"records, summary.csv and these tables (summary.md): {folder}"
         print(text, file=sys.stderr)
-    bad = (Status.ERROR, Status.TIMEOUT)
-    return 1 if any(entry["status"] in bad for entry in records) else 0
+    found = {str(entry["status"]) for entry in records}
+    if records and Status.OK not in found:
+        print(f"sweep: nothing ran: {len(records)} cells, none ok; see why above", file=sys.stderr)
+        return 1
+    return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
 
 
 def _cells(args: argparse.Namespace) -> list[Config]:

@@ -175,7 +175,9 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise ValueError(f"--output ({path}) must be a file that can be written: {error}") from None
+        raise ValueError(
+            f"--output ({path}) must be a file that can be written: {error.strerror}"
+        ) from None
 
 
 def _figures(trace: Trace, limits: Bounds, any_plan_s: float) -> str:

@@ -93,7 +93,7 @@ def test_an_answer_may_be_larger_than_the_store_takes_at_once(outcomes: dict[str
 def test_the_rank_that_failed_is_named_not_those_that_waited_for_it(
     outcomes: dict[str, Any],
 ) -> None:
-    assert outcomes["fail"] == ["error", 1, "ValueError: rank 1 has had enough", True]
+    assert outcomes["fail"] == ["error", 1, "rank 1 has had enough", True]
     kind, rank, reason, _ = outcomes["unsendable"]
     assert (kind, rank) == ("error", 1)
     assert reason.startswith("answer cannot be sent")
@@ -123,7 +123,7 @@ def test_a_wrong_call_ends_all_ranks() -> None:
     done = torchrun(2, "-m", "harness", "sweep", "--cp", "none")
 
     assert done.returncode != 0
-    assert done.stderr.count("usage: python -m harness sweep") == 1
+    assert done.stderr.count("`python -m harness sweep --help` shows the flags") == 1
     assert done.stdout == ""
 
 

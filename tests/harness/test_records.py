@@ -69,7 +69,7 @@ def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: b
     lines = path.read_bytes().splitlines(keepends=True)
     broken = lines[0] + damage + lines[1]
     path.write_bytes(broken)
-    with pytest.raises(ValueError, match="line 2 is no record; move the file away"):
+    with pytest.raises(ValueError, match="line 2 is no JSON record; remove that line"):
         ResultFolder(tmp_path)
     assert path.read_bytes() == broken
     path.unlink()

@@ -160,7 +160,7 @@ def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
     (record,) = simulated.simulate_cells([cell], jobs=1)
     assert (record["status"], record["reason"]) == (
         Status.ERROR,
-        "ZeroDivisionError: no bandwidth",
+        "internal error, ZeroDivisionError: no bandwidth",
     )
     assert "in fail" in str(record["traceback"])
 

@@ -168,3 +168,15 @@ def test_a_reader_that_leaves_early_is_no_failure(words: tuple[str, ...]) -> Non
     process.stdout.close()
     _, error = process.communicate()
     assert (process.returncode, error) == (0, "")
+
+
+def test_a_check_in_which_every_cell_is_refused_exits_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ("--cp", "3", "--heads", "6/2", "--dtype", "float64", "--head-dim", "8", "--batch", "2")
+    assert cli.main([*SMALL, *few, "--strategies", "usp:5x2"]) == 1
+    captured = capsys.readouterr()
+    assert "nothing was checked" in captured.err
+    assert "try usp:1x3, usp:3x1" in captured.out
+    assert cli.main([*SMALL, *few, "--strategies", "usp:5x2,ring"]) == 0
+    assert "nothing was checked" not in capsys.readouterr().err

@@ -86,6 +86,19 @@ def test_tables_and_summaries_are_made(tmp_path: Path, capsys: pytest.CaptureFix
     assert "summary.md" in out.err
 
 
+@pytest.mark.parametrize(
+    ("strategies", "status"), [("usp:5x2", 1), ("usp:5x2,ring", 0), ("upipe", 1)]
+)
+def test_a_sweep_in_which_nothing_ran_exits_with_1(
+    strategies: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(tmp_path, "--strategies", strategies) == status
+    captured = capsys.readouterr()
+    assert ("nothing ran: 2 cells" in captured.err) is (status == 1)
+    said = " ".join(captured.out.split())
+    assert "try --scope layer" in said if strategies == "upipe" else "usp:1x3" in said
+
+
 def test_a_folder_with_records_is_only_written_to_when_resuming(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
