@@ -81,8 +81,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
         scale: Factor of the scores, usually `D ** -0.5`.
 
     Returns:
-        `(out, lse)`, both contiguous: out `(B, H, S, E)` in the dtype of q, lse `(B, H, S)` in the
-        accumulator dtype.
+        `(out, lse)`: out `(B, H, S, E)` in the dtype of q, lse `(B, H, S)` in the accumulator
+        dtype. Both are contiguous, but for an out that is still to be converted to the accumulator
+        dtype: that is strided as the kernel left it, so that one pass converts and orders it.
 
     Raises:
         UnsupportedError: If there is no attention in the dtype or on the device.
@@ -108,11 +109,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
     lse = lse.contiguous()
     if bias is not None:
         lse.masked_fill_(bias.amax(dim=1) == -torch.inf, -torch.inf)
-    exact = out.shape[3] == dim_v
-    part = (
-        out.contiguous() if exact else out[..., :dim_v].clone(memory_format=torch.contiguous_format)
-    )
-    return part, lse
+    if out.dtype == dtype:
+        return _narrowed(out, dim_v).contiguous(), lse
+    return _narrowed(out, dim_v), lse
 
 
 @torch.no_grad()
