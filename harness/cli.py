@@ -22,6 +22,7 @@ from harness.commands import (
     explain,
     listing,
     plan,
+    reproduce,
     simulate,
     sweep,
     trace,
@@ -29,7 +30,19 @@ from harness.commands import (
 from harness.errors import HarnessError, UnsupportedError
 
 _PROGRAM = "python -m harness"
-_VERBS = (sweep, check, explain, plan, trace, simulate, calibrate, compare, listing, doctor)
+_VERBS = (
+    sweep,
+    check,
+    explain,
+    plan,
+    trace,
+    simulate,
+    reproduce,
+    calibrate,
+    compare,
+    listing,
+    doctor,
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -51,7 +51,9 @@ def test_a_team_runs_many_jobs_in_the_same_processes(pair: Team) -> None:
 
 def test_an_exception_comes_back_with_its_rank_and_traceback() -> None:
     with fresh() as team:
-        with pytest.raises(WorkerError, match="rank 1: internal error, KeyError: 'the missing shard'") as caught:
+        with pytest.raises(
+            WorkerError, match="rank 1: internal error, KeyError: 'the missing shard'"
+        ) as caught:
             team.run(jobs.fail, SOON_S, 1)
         assert not team.alive
         with pytest.raises(MeasurementError, match="closed"):
@@ -93,7 +95,9 @@ def test_a_hang_is_a_timeout_and_tells_where_the_rank_was() -> None:
 def test_growth_without_end_is_out_of_memory() -> None:
     with fresh(memory_bytes=700 * 2**20) as team:
         pids = team.run(jobs.pid, SOON_S)
-        with pytest.raises(WorkerError, match=r"rank 1: .* passed the cap of 0\.68\d* GiB") as caught:
+        with pytest.raises(
+            WorkerError, match=r"rank 1: .* passed the cap of 0\.68\d* GiB"
+        ) as caught:
             team.run(jobs.grow, SOON_S, 1)
         assert all(map(gone, pids))
     assert caught.value.kind is Failure.OOM

@@ -1,0 +1,83 @@
+"""`reproduce`: every published figure that the project claims, next to ours."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from harness.commands.arguments import example
+from harness.commands.progress import Output
+from harness.reproduce import PAPERS, Figure, figures
+
+_LARGE = 100
+"""From here on a figure is shown with fewer digits."""
+
+
+def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "reproduce",
+        help="published figures next to ours",
+        description=__doc__,
+        epilog=example(["reproduce upipe", "reproduce upipe --table memory --json"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paper", choices=PAPERS, help="whose figures")
+    parser.add_argument("--table", default="", help="only tables whose name has this in it")
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute and judge; 1 if a figure is not as published."""
+    console = Output(markup=False, highlight=False)
+    found: list[Figure] = []
+    for _, group in groupby(figures(args.paper, args.table), key=lambda figure: figure.table):
+        rows = list(group)
+        found += rows
+        if not args.json:
+            _print(console, rows)
+    if not found:
+        raise ValueError(f"table ({args.table}) is in no name; leave --table out to see all")
+    off = [figure for figure in found if figure.holds is False]
+    if args.json:
+        fields = [{**asdict(f), "error": f.error, "holds": f.holds} for f in found]
+        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+    else:
+        judged = [figure for figure in found if figure.holds is not None]
+        console.print(f"{len(judged) - len(off)} of {len(judged)} figures are as published")
+    return 1 if off else 0
+
+
+def _print(console: Console, rows: Sequence[Figure]) -> None:
+    console.print(rows[0].table)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in ("published", "ours", "error"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in rows:
+        verdict = {True: "ok", False: "OFF", None: "predicted"}[row.holds]
+        published = "" if row.published is None else _number(row.published)
+        error = "" if row.error is None else f"{row.error:+.1%}"
+        table.add_row(row.what, published, _number(row.ours), error, verdict)
+    console.print(table)
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    at_most = f"at most {rows[0].tolerance:.0%} is ok" if rows[0].tolerance else "only equal is ok"
+    if errors:
+        at_most = f"median {median(errors):.1%}, worst {max(errors):.1%}; {at_most}"
+    console.print(f"{at_most}. Source: {rows[0].source}")
+    console.print()
+
+
+def _number(value: float) -> str:
+    if value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= _LARGE else f"{value:.3g}" if value < 1 else f"{value:.2f}"
