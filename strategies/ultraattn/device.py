@@ -7,10 +7,11 @@ time that is left lowers the total volume at the same maximum.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from harness.milp import Status, relative_gap
 from strategies.ultraattn.account import Cells, Instance, Line, account
-from strategies.ultraattn.bounds import lower_bound
+from strategies.ultraattn.bounds import least_volume, lower_bound, reach
 from strategies.ultraattn.partition import decide, refute
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
@@ -22,6 +23,7 @@ _NO_ROOM = (
     "assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices with work "
     "{instance.total}; raise the cap, as `grid.instance_of` does"
 )
+_LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 
@@ -78,7 +80,8 @@ def assign(
     end = start + (max(seconds, PROOF_S) if prove else seconds)
     if instance.cap * instance.devices < instance.total:
         raise ValueError(_NO_ROOM.format(instance=instance))
-    bound = lower_bound(instance)
+    grain = _grain(instance)
+    bound = -(-lower_bound(instance) // grain) * grain
     if not instance.blocks:
         best, source = Best(0, 0, ()), "bound"
         return _assigned(instance, best, 0, start, source)
@@ -94,7 +97,7 @@ def assign(
             break
         # from below, as long as linear programs refute: then the search has the right target
         if climbing and refute(instance, bound, end):
-            bound, source = bound + 1, "proof"
+            bound, source = bound + grain, "proof"
             continue
         climbing = False
         before, search.best = best.value, best
@@ -103,19 +106,33 @@ def assign(
         if best.value == bound or best.value < before:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)
-        proved, found = _decide(instance, best.value - 1, slice_end, seed)
+        proved, found = _decide(instance, best.value - grain, slice_end, seed)
         if proved:
             bound, source = best.value, "proof"
         elif found is not None:
             best = better(best, judged(instance, found)) or best
         slice_s *= 1.5
-    if best.value == bound or not prove:
-        left = end - time.process_time()
-        share = _VOLUME * (time.process_time() - start) + 0.2
+    left = end - time.process_time()
+    least_s = _LEAST_VOLUME_S[prove]
+    share = max(_VOLUME * (time.process_time() - start), least_s)
+    if left > 0:
+        least = least_volume(instance, reach(instance), best.value) or 0
         search.best = best
-        search.run(time.process_time() + min(max(left, 0.0), share), best.value, lower_volume=True)
+        stop = time.process_time() + min(left, share)
+        search.run(stop, best.value, volume=least + _inside(instance))
         best = better(best, search.best) or best
     return _assigned(instance, best, bound, start, source)
+
+
+def _grain(instance: Instance) -> int:
+    """Return a number that divides every amount."""
+    w = instance.weights
+    inside = [instance.inside_of(i, j) for i, j in instance.blocks]
+    return max(1, gcd(w.row_in, w.row_out, w.column_in, w.column_out, *inside))
+
+
+def _inside(instance: Instance) -> int:
+    return sum(instance.inside_of(i, j) for i, j in instance.blocks)
 
 
 def _decide(instance: Instance, most: int, end: float, seed: int) -> tuple[bool, Assignment | None]:

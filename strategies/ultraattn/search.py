@@ -299,16 +299,15 @@ class Search:
             result[:, at[i, j]] = device
         return result
 
-    def run(self, end: float, target: int, *, lower_volume: bool = False) -> None:
+    def run(self, end: float, target: int, *, volume: int | None = None) -> None:
         """Anneal once, longer each time; stop when the maximum is at most `target`.
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop in any case.
             target: Lowest maximum that is of use.
-            lower_volume: Keep the maximum at most `target` and reduce the volume instead.
+            volume: Keep the maximum at most `target` and lower the volume to this instead.
         """
-        reached = self.best is not None and self.best.value <= target
-        if not len(self.chains.tables.free) or (reached and not lower_volume):
+        if not len(self.chains.tables.free) or self._done(target, volume):
             return
         n, w = self.instance.devices, self.instance.weights
         step = min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
@@ -317,18 +316,23 @@ class Search:
         self.chains.place(self._fresh())
         for k in range(self._length):
             goal = target
-            if not lower_volume and self.best is not None:
+            if volume is None and self.best is not None:
                 goal = max(target, self.best.value - 1)
             limit = np.repeat([goal, goal, self.instance.cap], n).astype(np.float32)
             heat = _HOT * (_COLD / _HOT) ** (k / self._length)
-            self.chains.step(limit, price, 0.3 / step if lower_volume else 0.0, heat)
+            self.chains.step(limit, price, 0.0 if volume is None else 0.3 / step, heat)
             self.steps += 1
             if k % 16 == 0:
                 self._keep(np.all(self.chains.flow <= limit, axis=1))
-                done = self.best is not None and self.best.value <= target and not lower_volume
-                if done or time.process_time() > end:
+                if self._done(target, volume) or time.process_time() > end:
                     break
         self._length = min(self._length * 2, _LONGEST)
+
+    def _done(self, target: int, volume: int | None) -> bool:
+        best = self.best
+        if best is None or best.value > target:
+            return False
+        return volume is None or best.volume <= volume
 
     def _keep(self, ready: NDArray[np.bool_]) -> None:
         if not ready.any():

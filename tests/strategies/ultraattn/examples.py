@@ -4,27 +4,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from harness.problem import Direction
-from patterns.table import Table, refine
-from patterns.tables import global_local_table, star_table, streaming_table
+from patterns.table import Table
 from strategies.ultraattn.account import BACKWARD, FORWARD, Instance, Weights
 from strategies.ultraattn.grid import grid_of_table, instance_of
+from strategies.ultraattn.published import PATTERNS, SEED, at_degree, node_blocks
 
-# Four devices, first column and diagonal: UltraAttn's worked example, seven FULL blocks.
-SEED = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], dtype=np.int8)
-_GROUP = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]], dtype=np.int8)
+__all__ = ["SEED", "case", "instances", "table"]
 
 
 def table(name: str, size: int) -> Table:
-    """A pattern's table at a degree, as an UltraAttn table refined."""
-    base: Table = {
-        "causal": np.array([[2]], dtype=np.int8),
-        "full": np.array([[1]], dtype=np.int8),
-        "star": star_table(4),
-        "streaming": streaming_table(8, 3),
-        "global_local": global_local_table(16, 1, 1),
-        "group": _GROUP,
-    }[name]
-    return refine(base, size // len(base))
+    """A pattern's table at a degree; `group`, one of the four of the remapped strided one."""
+    if name == "group":
+        return node_blocks(PATTERNS["strided"], 4, size)[0, 0]
+    return at_degree(PATTERNS[name], size)
 
 
 def case(name: str, size: int, devices: int, direction: Direction = Direction.FORWARD) -> Instance:
