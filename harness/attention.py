@@ -431,7 +431,7 @@ def run_all(
 def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
     """Who owns which query and key tokens: whoever a forward plan starts with."""
     queries, keys = Tensor.Q, Tensor.K
-    if chosen.keeps or chosen.strategy.name in strategies.LAYER_STRATEGIES:
+    if chosen.of_layers or chosen.strategy.name in strategies.LAYER_STRATEGIES:
         queries = keys = Tensor.X
         problem = replace(problem, hidden=1)
     plan = chosen.plan(problem, Direction.FORWARD, context)

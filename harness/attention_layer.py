@@ -6,8 +6,11 @@
 
 The weights are those of four `torch.nn.Linear` without bias and are whole on every rank. Their
 gradients are what this rank's tokens add: the caller sums them over ranks, as those of every other
-parameter. Any strategy will do; those that are layers only (`upipe`, `fpdt`) and the options
-`checkpoint` and `offload` work here and not in `attend`.
+parameter. With the option `sum_gradients` the plan adds them, and each rank has the whole of some
+heads and 0 of the others: the caller's sum stays right.
+
+Any strategy will do; those that are layers only (`upipe`, `fpdt`) and the options `checkpoint`,
+`offload` and `sum_gradients` work here and not in `attend`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,7 @@ from harness.errors import UnsupportedError
 from harness.execute import DTYPES
 from harness.heads import members
 from harness.layer import WEIGHT_GRADS, WEIGHTS
-from harness.plan import Place, Plan, Resident, Tensor
+from harness.plan import FINISHED, Place, Plan, Resident, Tensor
 from harness.problem import Direction, Problem
 
 _DTYPE_OF = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
@@ -214,13 +217,13 @@ def _weight_gradient(
     weight: torch.Tensor,
     cp: ContextParallel,
 ) -> torch.Tensor:
-    """Put the heads of a weight's gradient together; a rank without tokens adds nothing."""
+    """Put the heads of a weight's gradient together; those that this rank lacks are 0."""
     over = part is Tensor.DW_O_PART
     heads = plan.problem.heads_kv if part.on_kv else plan.problem.heads_q
     like = weight.T if over else weight
     by_head = torch.zeros(like.shape, dtype=weight.dtype, device=weight.device)
     slab = by_head.view(heads, -1)
     for resident in plan.outputs:
-        if resident.place == Place(cp.rank) and resident.piece.tensor is part:
+        if resident.place == Place(cp.rank) and resident.piece.tensor in (part, FINISHED[part]):
             slab[list(members(resident.piece.heads))] = results[resident][0, :, 0].to(slab.dtype)
     return by_head.T.contiguous() if over else by_head

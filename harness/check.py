@@ -21,7 +21,7 @@ from harness.errors import PlanError, UnsupportedError, told
 from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
-from harness.plan import Memory, Place, Plan, Resident, Tensor, legs_of
+from harness.plan import FINISHED, Memory, Place, Plan, Resident, Tensor, legs_of
 from harness.planned import Planned, partial_results, planned, roundings_sent
 from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
@@ -183,8 +183,14 @@ def _results(plan: Plan, run: Run) -> dict[str, torch.Tensor]:
     for name, tensor in results_of(plan.problem, plan.direction):
         # The log-sum-exp is saved where it was computed; it is no output of its own.
         source = run.results if tensor is Tensor.LSE else outputs
-        named[name] = collect(plan, source, tensor)
+        named[name] = collect(plan, source, ends_as(plan, tensor))
     return named
+
+
+def ends_as(plan: Plan, tensor: Tensor) -> Tensor:
+    """What a result ends as: a weight's gradient as partial sums, or whole where they are added."""
+    whole = FINISHED.get(tensor, tensor)
+    return whole if any(piece.tensor is whole for _, piece in plan.outputs) else tensor
 
 
 def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:

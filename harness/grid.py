@@ -56,7 +56,7 @@ LAYER_VARIANTS = (
     "upipe:in_order=true,round_sent=true",
     "ring-classic:round_sent=true",
     "fpdt:parts=3,checkpoint=layer",
-    "zigzag:checkpoint=layer",
+    "zigzag:checkpoint=layer,sum_gradients=true",
     "ulysses:checkpoint=layer,offload=true",
     "usp:checkpoint=attention,offload=true",
     "upipe:checkpoint=layer,offload=true",

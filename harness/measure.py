@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness import heads as head_sets
-from harness.check import allowed_mask, inputs_of, planned_traffic, results_of, start
+from harness.check import allowed_mask, ends_as, inputs_of, planned_traffic, results_of, start
 from harness.config import Config, Where
 from harness.errors import UnsupportedError
 from harness.execute import Span, execute
@@ -195,7 +195,7 @@ def _verdict(
     found = {}
     for name, tensor in results_of(config.problem, config.direction):
         if tensor is not Tensor.LSE:
-            value = collect(program.plan, results, tensor)
+            value = collect(program.plan, results, ends_as(program.plan, tensor))
             heads = None if whole is None else whole[1] if tensor.on_kv else whole[0]
             found[name] = value if heads is None else value[:, heads]
     error = errors(found, reference)

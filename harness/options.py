@@ -82,6 +82,7 @@ OPTIONS: Mapping[str, Option] = {
     "save_gathered": _switch("save gathered q, k and v rather than project again in backward"),
     "short_last": _switch("let the last stage be short where stages do not divide the heads"),
     "stage_heads": _number("query heads of a stage over all ranks", "one a rank"),
+    "sum_gradients": _switch("sum gradients of weights over ranks, a share of the heads to each"),
     "ulysses": _number("ranks of the head axis", "the most inside a node"),
 }
 """Every option by name; a strategy accepts some of them."""
@@ -89,7 +90,7 @@ OPTIONS: Mapping[str, Option] = {
 COMMON_OPTIONS = frozenset({"round_sent"})
 """Those that every strategy takes."""
 
-LAYER_OPTIONS = frozenset({"checkpoint", "offload"})
+LAYER_OPTIONS = frozenset({"checkpoint", "offload", "sum_gradients"})
 """Those that every strategy takes at layer scope."""
 
 

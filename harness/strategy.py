@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from harness.errors import UnsupportedError
 from harness.keeping import Checkpoint, checkpointed, fetching, offloaded, recomputing
-from harness.layer import as_layer, check_layer
+from harness.layer import as_layer, check_layer, with_summed_gradients
 from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS, read_option
 from harness.peer import is_peer
 from harness.plan import Plan, Scope
@@ -38,6 +38,7 @@ class Options:
         parts: Parts of the sequence that FPDT works on one by one; None makes them 64K tokens.
         checkpoint: What a layer saves for backward; see `keeping`. Any strategy takes it.
         offload: What a layer saves rests on the host. Any strategy takes it.
+        sum_gradients: A layer's weight gradients are summed over ranks. Any strategy takes it.
         round_sent: Partial dq, dk and dv are sent in the problem's dtype. Any strategy takes it.
     """
 
@@ -57,6 +58,7 @@ class Options:
     parts: int | None = None
     checkpoint: Checkpoint = Checkpoint.NONE
     offload: bool = False
+    sum_gradients: bool = False
     round_sent: bool = False
 
 
@@ -152,9 +154,9 @@ class Chosen:
         return Chosen(self.strategy, filled)
 
     @property
-    def keeps(self) -> bool:
-        """Whether what a layer saves is chosen, or where."""
-        return self.options.checkpoint is not Checkpoint.NONE or self.options.offload
+    def of_layers(self) -> bool:
+        """Whether an option is set that only layers have."""
+        return any(getattr(self.options, n) != getattr(Options(), n) for n in LAYER_OPTIONS)
 
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`.
@@ -165,33 +167,38 @@ class Chosen:
         context = context or Context()
         options, layer = self.options, problem.hidden is not None
         problem = replace(problem, round_sent=options.round_sent)
-        if self.keeps and not layer:
+        if self.of_layers and not layer:
             raise UnsupportedError(
-                f"{self.text}: checkpoint and offload are of whole layers",
+                f"{self.text}: {', '.join(sorted(LAYER_OPTIONS))} are of whole layers",
                 ("--scope layer",),
             )
         with without_collection():
             if not layer:
                 return self.strategy.plan(problem, direction, options, context, self.text)
             check_layer(problem, self.text)
-            if not self.keeps:
-                return self._layer(problem, direction, context)
-            return self._keeping(problem, direction, context)
+            if direction is Direction.FORWARD:
+                return self._forward(problem, context)
+            return self._backward(problem, context)
 
     def _layer(self, problem: Problem, direction: Direction, context: Context) -> Plan:
         plan = self.strategy.plan(problem, direction, self.options, context, self.text)
         return as_layer(plan) if plan.scope is Scope.ATTENTION else plan
 
-    def _keeping(self, problem: Problem, direction: Direction, context: Context) -> Plan:
+    def _forward(self, problem: Problem, context: Context) -> Plan:
         """Plan a layer that saves what the options say, where they say."""
-        checkpoint, offload = self.options.checkpoint, self.options.offload
-        forward = self._layer(problem, Direction.FORWARD, context)
-        if direction is Direction.FORWARD:
-            less = checkpointed(forward, checkpoint)
-            return offloaded(less) if offload else less
-        backward = self._layer(problem, Direction.BACKWARD, context)
-        again = recomputing(forward, backward, checkpoint)
-        return fetching(again) if offload else again
+        plan = self._layer(problem, Direction.FORWARD, context)
+        plan = checkpointed(plan, self.options.checkpoint)
+        return offloaded(plan) if self.options.offload else plan
+
+    def _backward(self, problem: Problem, context: Context) -> Plan:
+        """Plan the backward of a layer from what was saved, and sum what is to be summed."""
+        options, plan = self.options, self._layer(problem, Direction.BACKWARD, context)
+        if options.checkpoint is not Checkpoint.NONE:
+            forward = self._layer(problem, Direction.FORWARD, context)
+            plan = recomputing(forward, plan, options.checkpoint)
+        if options.offload:
+            plan = fetching(plan)
+        return with_summed_gradients(plan) if options.sum_gradients else plan
 
 
 def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:

@@ -18,7 +18,13 @@ from patterns import make_pattern
 from strategies import EVERY_STRATEGY
 from tests.support import ranks
 
-OPTIONS = ("upipe:ring=2", "zigzag:checkpoint=layer", "ulysses:checkpoint=attention,offload=true")
+OPTIONS = (
+    "upipe:ring=2",
+    "zigzag:checkpoint=layer",
+    "ulysses:checkpoint=attention,offload=true",
+    "ring:sum_gradients=true",
+    "upipe:sum_gradients=true",
+)
 NAMES = ("w_q", "w_k", "w_v", "w_o")
 
 

@@ -205,6 +205,27 @@ def test_summed_gradients_of_weights_end_once_and_are_right(name: str) -> None:
     assert max(errors(found, reference).values()) < 1e-12
 
 
+@every_strategy
+def test_sums_of_gradients_are_an_option_of_every_strategy(name: str) -> None:
+    """Right, with the bytes and memory of the plan, which ends with whole shares of heads."""
+    text = f"{name}:sum_gradients=true"
+    for dtype in (Dtype.FLOAT64, Dtype.BFLOAT16):
+        for cell in check(config(text, 3 if name in STRATEGIES else 2, dtype=dtype)):
+            assert (cell.status, cell.reason) == ("passed", "")
+    plan = strategy(text).plan(layer(), Direction.BACKWARD)
+    for tensor, heads in ((Tensor.DW_Q, 6), (Tensor.DW_V, 2)):
+        shares = [(p.rank, piece.heads) for p, piece in plan.outputs if piece.tensor is tensor]
+        assert sorted(rank for rank, _ in shares) == [0, 1]
+        assert sum(share for _, share in shares) == (1 << heads) - 1
+    assert strategy(text).plan(layer(), Direction.FORWARD).saved
+
+
+def test_a_sum_with_checkpoint_and_offload_is_right_and_the_same_in_processes() -> None:
+    text = "upipe:checkpoint=layer,offload=true,sum_gradients=true"
+    for cell in (cell for pair in check_group([config(text)], jobs=1) for cell in pair):
+        assert (cell.status, cell.reason, cell.config.transport) == ("passed", "", "gloo")
+
+
 def test_a_sum_that_lacks_a_rank_is_caught() -> None:
     plan = with_summed_gradients(planned(layer(), "zigzag").backward.plan)
     at = max(i for i, t in enumerate(plan.tasks) if not isinstance(t, Finish))
