@@ -34,6 +34,7 @@ _EMPTY: Record = {
     "exposed_comm_s": None,
     "imbalance": None,
     "peak_bytes": None,
+    "peak_bytes_algorithm": None,
     "max_rel_error": None,
     "plan_hash": None,
     "work_hash": None,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from harness import balance, volumes
 from harness.errors import UnsupportedError
 from harness.hiding import Hiding, hidings
-from harness.memory import ledger
+from harness.memory import ALGORITHM, ledger
 from harness.near import Near, evener, near
 from harness.plan import Plan, Tensor, Tile, Transfer
 from harness.problem import Direction, Problem
@@ -42,6 +42,8 @@ class Costs:
         peak_uses_bytes: What the forward peak is made of, by use (see `memory.Use`).
         peak_uses_bytes_backward: As above, backward.
         saved_bytes: What stays for the backward pass (it may be part of these), host included.
+        peak_bytes_algorithm: What the algorithm needs in the forward pass (`memory.ALGORITHM`).
+        peak_bytes_algorithm_backward: As above, backward.
         host_peak_bytes: The most held at a time in host memory, in either pass.
         host_bytes: Moved between a device and its host, both ways, in the forward pass.
         host_bytes_backward: As above, backward.
@@ -72,6 +74,8 @@ class Costs:
     peak_uses_bytes: Mapping[str, int]
     peak_uses_bytes_backward: Mapping[str, int]
     saved_bytes: int
+    peak_bytes_algorithm: int
+    peak_bytes_algorithm_backward: int
     host_peak_bytes: int
     host_bytes: int
     host_bytes_backward: int
@@ -209,6 +213,7 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
     problem = forward.problem
     books = [ledger(program) for program in programs]
     peaks = [max(book.peak_bytes) for book in books]
+    needed = [max(ledger(program, ALGORITHM).peak_bytes) for program in programs]
     uses = [
         dict(book.uses_bytes[book.peak_bytes.index(peak)])
         for book, peak in zip(books, peaks, strict=True)
@@ -239,6 +244,8 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         peak_uses_bytes={use.value: size for use, size in uses[0].items()},
         peak_uses_bytes_backward={use.value: size for use, size in uses[1].items()},
         saved_bytes=max(_saved_bytes(forward)),
+        peak_bytes_algorithm=needed[0],
+        peak_bytes_algorithm_backward=needed[1],
         host_peak_bytes=max(peak for book in books for peak in book.host_peak_bytes),
         host_bytes=max(volumes.host_bytes(forward)),
         host_bytes_backward=max(volumes.host_bytes(backward)),

@@ -20,7 +20,7 @@ from harness.config import Config, Where
 from harness.errors import UnsupportedError
 from harness.execute import Span, execute
 from harness.layer_check import layer_reference
-from harness.memory import ledger
+from harness.memory import peaks
 from harness.plan import Plan, Resident, Tensor
 from harness.planned import partial_results, planned, roundings_sent
 from harness.pool import Member
@@ -76,6 +76,7 @@ class Measurement:
         exposed_comm_s: Longest wait for transfers of any rank in one traced run, seconds.
         bytes_sent_per_rank: Counted at the transport.
         peak_bytes: Largest peak of any rank, by the ledger.
+        peak_bytes_algorithm: The same of what the algorithm needs, see `memory.ALGORITHM`.
         max_rel_error: Error of each result against the oracle.
         passed: Whether every error is within the tolerance.
     """
@@ -84,6 +85,7 @@ class Measurement:
     exposed_comm_s: float
     bytes_sent_per_rank: tuple[int, ...]
     peak_bytes: int
+    peak_bytes_algorithm: int
     max_rel_error: Mapping[str, float]
     passed: bool
 
@@ -174,11 +176,13 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     if moved != expected:
         raise ValueError(f"sent {moved} bytes by rank, the plan says {expected}")
     error, passed = _verdict(config, program, ranks) if judged else ({}, True)
+    held, needed = peaks(program)
     return Measurement(
         samples_s=tuple(max(times) for times in zip(*(r.samples_s for r in ranks), strict=True)),
         exposed_comm_s=max(rank.waited_s for rank in ranks),
         bytes_sent_per_rank=moved,
-        peak_bytes=max(ledger(program).peak_bytes),
+        peak_bytes=held,
+        peak_bytes_algorithm=needed,
         max_rel_error=error,
         passed=passed,
     )

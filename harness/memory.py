@@ -146,6 +146,12 @@ def ledger(program: Program, counting: Counting = EXECUTOR) -> Ledger:
     return _Ledger(program, counting).run()
 
 
+def peaks(program: Program) -> tuple[int, int]:
+    """Peak of the fullest rank: as `execute` holds memory, and as the algorithm needs it."""
+    held, needed = (ledger(program, counting) for counting in (EXECUTOR, ALGORITHM))
+    return max(held.peak_bytes), max(needed.peak_bytes)
+
+
 def trade_buffers(program: Program) -> tuple[int, ...]:
     """Bytes of q, k and v before and after the trade of tokens for heads, if stages share buffers.
 

@@ -14,7 +14,7 @@ from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError, told
-from harness.memory import ledger
+from harness.memory import ALGORITHM, ledger
 from harness.plan import legs_of
 from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
 from harness.records import Record
@@ -141,6 +141,7 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         imbalance=imbalance_total(plan),
         imbalance_lockstep=trace.imbalance_lockstep,
         peak_bytes=max(peaks),
+        peak_bytes_algorithm=max(ledger(program, ALGORITHM).peak_bytes),
         link_bytes=dict(trace.link_bytes),
         plan_hash=plan.hash,
         planned_tokens=config.seqlen_q,
@@ -194,6 +195,7 @@ def predicted(
         imbalance=made.imbalance,
         imbalance_lockstep=made.imbalance_lockstep,
         peak_bytes=made.peak_bytes,
+        peak_bytes_algorithm=made.peak_bytes_algorithm,
         link_bytes=dict(made.link_bytes),
         plan_hash=made.plan_hash,
         work_hash=made.work_hash,

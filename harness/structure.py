@@ -24,7 +24,7 @@ from harness.balance import imbalance_lockstep, imbalance_total
 from harness.calibration import Calibration
 from harness.cluster import Runtime
 from harness.config import Config
-from harness.memory import ledger
+from harness.memory import peaks
 from harness.plan import Plan, Scope, legs_of
 from harness.predicted import skeleton_on
 from harness.residency import Program
@@ -52,6 +52,7 @@ class Structure:
         work_hash: Of the plan, whatever its strategy's name.
         tokens: Query tokens that were planned.
         peak_bytes: Largest peak of a rank, by the ledger.
+        peak_bytes_algorithm: The same of what the algorithm needs, see `memory.ALGORITHM`.
         sent_bytes: Most that a rank sends to others.
         link_bytes: By class of link, bytes that cross it.
         imbalance: See `balance.imbalance_total`.
@@ -63,6 +64,7 @@ class Structure:
     work_hash: str
     tokens: int
     peak_bytes: int
+    peak_bytes_algorithm: int
     sent_bytes: int
     link_bytes: Mapping[str, int]
     imbalance: float
@@ -80,6 +82,7 @@ class Structure:
         return replace(
             self,
             peak_bytes=self.peak_bytes * scale,
+            peak_bytes_algorithm=self.peak_bytes_algorithm * scale,
             sent_bytes=self.sent_bytes * scale,
             link_bytes={name: size * scale for name, size in self.link_bytes.items()},
         )
@@ -91,6 +94,7 @@ def structure(
     """Take a proved plan apart."""
     plan = program.plan
     sent = [0] * plan.problem.cp
+    held, needed = peaks(program)
     for task in plan.tasks:
         for leg in legs_of(task):
             sent[leg.src.rank] += sent_bytes(plan, leg)
@@ -99,7 +103,8 @@ def structure(
         plan_hash=plan.hash,
         work_hash=plan.work_hash,
         tokens=plan.problem.seqlen_q,
-        peak_bytes=max(ledger(program).peak_bytes),
+        peak_bytes=held,
+        peak_bytes_algorithm=needed,
         sent_bytes=max(sent),
         link_bytes=_link_bytes(plan, fitted.hardware.gpus_per_node),
         imbalance=imbalance_total(plan),

@@ -37,6 +37,7 @@ COLUMNS = (
     "exposed_comm_s",
     "imbalance",
     "peak_bytes",
+    "peak_bytes_algorithm",
     "calibration",
     "expected_error",
     "max_rel_error",

@@ -232,6 +232,7 @@ def _judged(
         exposed_comm_s=found.exposed_comm_s,
         imbalance=imbalance_total(plan),
         peak_bytes=found.peak_bytes,
+        peak_bytes_algorithm=found.peak_bytes_algorithm,
         max_rel_error=dict(found.max_rel_error) if judged else None,
         plan_hash=plan.hash,
         work_hash=plan.work_hash,

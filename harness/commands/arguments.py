@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
+from harness import models
+from harness.models import Model
 from harness.plan import Scope
 from harness.problem import Dtype, Problem
 from patterns import make_pattern
@@ -90,6 +92,18 @@ def heads(text: str) -> tuple[int, int]:
             f"heads ({text}): query heads must be a multiple of KV heads"
         )
     return both
+
+
+def model(text: str) -> Model:
+    """Read a model: a preset's name, or `key=value` pairs, see `models.model`.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none; the choices are listed.
+    """
+    try:
+        return models.model(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def choice(kind: type[E]) -> Callable[[str], E]:

@@ -14,7 +14,16 @@ from rich.table import Table
 
 from harness import checks
 from harness.check import Cell, Status
-from harness.commands.arguments import choice, count, dtype, example, heads, length, listed
+from harness.commands.arguments import (
+    choice,
+    count,
+    dtype,
+    example,
+    heads,
+    length,
+    listed,
+    model,
+)
 from harness.commands.progress import Live, Output
 from harness.config import Config, Where
 from harness.grid import Axes, pairwise, size, spelled, whole
@@ -42,6 +51,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "check",
                 "check --transport gloo --cp 2,4",
                 "check --scope layer --strategies upipe:ring=2,usp --cp 4",
+                "check --model llama3-8b --strategies upipe,fpdt --cp 8 --dtype float32",
                 "check --strategies zigzag,usp:2x2 --cp 4 --seqlen 97 --dtype bfloat16",
             ]
         ),
@@ -70,6 +80,11 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         choices=tuple(Scope),
         default=Scope.ATTENTION,
         help="attention, or the whole layer: x and weights to y, and all gradients",
+    )
+    parser.add_argument(
+        "--model",
+        type=model,
+        help="layers with a model's heads, head width and rotary base; hidden stays small",
     )
     parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
     parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
@@ -108,9 +123,16 @@ def _axes(args: argparse.Namespace) -> Axes:
         "lengths": args.seqlen,
         "head_dims": args.head_dim,
     }
-    axes = replace(
-        Axes.of(args.scope), **{name: values for name, values in given.items() if values}
-    )
+    axes = Axes.of(args.scope if args.model is None else Scope.LAYER)
+    if args.model is not None:
+        shape = args.model
+        axes = replace(
+            axes,
+            heads=((shape.heads_q, shape.heads_kv),),
+            head_dims=(shape.head_dim,),
+            rotaries=(shape.rotary,),
+        )
+    axes = replace(axes, **{name: values for name, values in given.items() if values})
     axes = replace(axes, strategies=expanded(axes.strategies, _known))
     for text in axes.patterns:
         for seqlen in axes.lengths:

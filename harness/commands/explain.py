@@ -178,6 +178,12 @@ def _one(answer: Explanation, width: int) -> Table:
         parts = ", ".join(f"{use} {size / _MIB:.1f}" for use, size in uses.items() if size)
         table.add_row(f"peak, {name}", _mib(peak), f"ledger of the plan: {parts} MiB")
     table.add_row("saved for backward", _mib(costs.saved_bytes), "plan")
+    for name, needed in (
+        ("forward", costs.peak_bytes_algorithm),
+        ("backward", costs.peak_bytes_algorithm_backward),
+    ):
+        what = "ledger: values until their last use, sums as wide as values, no copies"
+        table.add_row(f"algorithm, {name}", _mib(needed), what)
     if costs.host_peak_bytes:
         table.add_row("host memory, peak", _mib(costs.host_peak_bytes), "ledger of the plans")
         for name, moved in (

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from harness.cluster import cluster
 from harness.commands.arguments import length
+from harness.commands.arguments import model as read_model
 from harness.commands.progress import Live, Output
 from harness.memory import Use
 from harness.modelled import Answer, Question, answer
-from harness.models import model
+from harness.models import MODELS
 from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack
 from strategies import EVERY_STRATEGY
 
@@ -49,7 +50,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "a whole model (trained over all GPUs of a cluster; instead of one layer)"
     )
-    group.add_argument("--model", help="a preset, or key=value pairs (see `list`)")
+    known = f"{', '.join(MODELS)}, or key=value pairs"
+    group.add_argument("--model", type=read_model, help=known)
     group.add_argument("--cluster", help=f"of which cluster (default: {_CLUSTER})")
     group.add_argument(
         "--max-context", action="store_true", help="the longest that fits (else: --seqlen)"
@@ -73,7 +75,7 @@ def run_model(args: argparse.Namespace) -> int:
     if args.max_context:
         step = args.step or STEP_TOKENS * machine.nodes
     question = Question(
-        model=model(args.model),
+        model=args.model,
         machine=machine,
         stack=Stack(checkpoint=args.checkpoint, offload=args.offload, tiled=args.tiled),
         gpu_bytes=_bytes(args.gpu_memory, machine.gpu.memory_bytes),

@@ -21,11 +21,13 @@ from harness.commands.arguments import (
     heads,
     length,
     listed,
+    model,
     positive,
 )
 from harness.commands.progress import Live, Output
 from harness.config import Config, Where
 from harness.launch import Launch
+from harness.models import MODELS, Model
 from harness.plan import Scope
 from harness.problem import Direction
 from harness.records import Record, ResultFolder
@@ -70,6 +72,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "sweep --mode simulate --patterns causal --cp 64 --seqlen 128k,1m -o results/long",
                 "sweep --mode simulate --cluster h800 --runtime eager-torch --cp 8",
                 "sweep --scope layer --strategies upipe,ulysses --patterns causal --cp 8",
+                "sweep --mode simulate --model llama3-8b --cp 8 --seqlen 1m --pattern causal",
                 "sweep -o results/long --resume --suite mine.toml",
             ]
         ),
@@ -99,6 +102,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--scope", type=listed(choice(Scope)), help="attention,layer")
     axes.add_argument("--hidden", type=listed(count), help="layers: model widths")
     axes.add_argument("--rotary", type=listed(positive), help="layers: bases of rotary angles")
+    shapes = f"layers of {', '.join(MODELS)}, or of key=value pairs"
+    axes.add_argument("--model", type=model, help=shapes)
     runs = parser.add_argument_group("measured cells")
     runs.add_argument("--iterations", type=count, default=Limits().iterations, help="that count")
     runs.add_argument("--warmup", type=count, default=Limits().warmup, help="that do not count")
@@ -152,12 +157,25 @@ def _cells(args: argparse.Namespace) -> list[Config]:
     if args.mode in (Mode.SIMULATE, Mode.MEASURE):
         parts = [part for part in parts if part.mode is args.mode] or [Part(mode=args.mode)]
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
+    if args.model is not None:
+        given = {**_of_model(args.model), **given}
     cells = [cell for part in parts for cell in suite.override(part, given).cells()]
     for pattern, tokens in {(cell.pattern, cell.seqlen_q) for cell in cells}:
         make_pattern(pattern, tokens)  # an unknown pattern is a wrong call, not an illegal cell
     for name in {cell.cluster for cell in cells if cell.cluster is not None}:
         cluster(name)  # so is an unknown cluster
     return list(dict.fromkeys(cells))
+
+
+def _of_model(shape: Model) -> dict[str, tuple[object, ...]]:
+    """The axes that a model decides; its layers, with their projections."""
+    return {
+        "heads": ((shape.heads_q, shape.heads_kv),),
+        "head_dim": (shape.head_dim,),
+        "hidden": (shape.hidden,),
+        "rotary": (shape.rotary,),
+        "scope": (Scope.LAYER,),
+    }
 
 
 def _placed(cell: Config, ranks: Launch | None) -> Config:

@@ -28,7 +28,7 @@ DOCUMENTED = {
 }
 FURTHER = {
     *("schema_version", "cluster", "hidden", "rotary", "traceback", "p20_s", "p80_s"),
-    *("resolved", "work_hash"),
+    *("resolved", "work_hash", "peak_bytes_algorithm"),
     *(
         "recorded_at",
         "plan_bound_s",
