@@ -1,6 +1,5 @@
 """Tables of a sweep: simulated times per problem, measured cells, and the best of all."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -23,6 +22,7 @@ from harness.figures import (
     spread,
     worst_error,
 )
+from harness.notes import crowded, refusals, same_plans, uneven
 from harness.records import Record
 
 _BASE = "ring"
@@ -68,7 +68,8 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
     measured = [entry for entry in records if entry["source"] == "measured"]
     if any(map(is_ok, measured)):
         _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
-    for note, times in _notes(records).items():
+    _say(console, *uneven(records))
+    for note, times in refusals(records).items():
         _say(console, f"{note} ({times} cells)" if times > 1 else note)
     best = list(best_tables(records, console.width))
     for title, table in best:
@@ -94,51 +95,6 @@ def _counts(measured: Sequence[Record]) -> str:
     if not counts:
         return "no"
     return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-
-
-def crowded(measured: Sequence[Record]) -> list[str]:
-    """Say where more ranks ran than there were cores."""
-    found = set()
-    for entry in measured:
-        facts = entry["environment"]
-        cores = facts.get("cores") if isinstance(facts, Mapping) else None
-        if isinstance(cores, int) and number(entry["cp"]) > cores:
-            found.add((round(number(entry["cp"])), cores))
-    return [
-        f"note: {cp} ranks on {cores} cores take turns: times at cp={cp} show the work of all, "
-        "little of what overlaps"
-        for cp, cores in sorted(found)
-    ]
-
-
-def same_plans(records: Sequence[Record]) -> list[str]:
-    """Name strategies whose plans are one and the same, and for which patterns if not for all.
-
-    Args:
-        records: Of one problem and direction, on one pattern or several.
-    """
-    patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for pattern in patterns:
-        alike_in: dict[object, list[str]] = {}
-        for entry in records:
-            if entry["pattern"] == pattern and entry.get("work_hash"):
-                alike_in.setdefault(entry["work_hash"], []).append(label(entry))
-        for names in alike_in.values():
-            if len(names) > 1:
-                groups.setdefault(tuple(names), []).append(pattern)
-    return [
-        " = ".join(names) + ("" if where == patterns else f" ({', '.join(where)})")
-        for names, where in groups.items()
-    ]
-
-
-def _notes(records: Sequence[Record]) -> Counter[str]:
-    return Counter(
-        f"{entry['status']}: {str(entry['reason']).splitlines()[0]}"
-        for entry in records
-        if entry["reason"]
-    )
 
 
 def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list[Record]]]:

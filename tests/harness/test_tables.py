@@ -9,9 +9,10 @@ from rich.console import Console
 from harness.cell import Status, record
 from harness.config import Config, Where
 from harness.figures import broken, gibibytes, milliseconds, short
+from harness.notes import same_plans
 from harness.problem import Direction
 from harness.records import Record
-from harness.tables import print_sweep, same_plans
+from harness.tables import print_sweep
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
 NAMES = ("ring", "zigzag", "ring-classic", "double_ring", "allgather:placement=zigzag")
@@ -188,6 +189,20 @@ def test_the_same_plan_under_two_names_is_told() -> None:
     assert same_plans(entries) == same
     assert f"same plan: {same[0]} same plan: {same[1]}" in flat(printed(entries, 80))
     assert same_plans([simulated("ring", "star", 1.0), simulated("usp", "star", 1.0)]) == []
+
+
+def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there() -> None:
+    def entry(name: str, imbalance: float | None) -> Record:
+        return simulated(name, "causal", 1.0, imbalance=imbalance)
+
+    uneven = [entry("owner", 1.75), entry("ring", 1.75), entry("usp", 1.1)]
+    text = flat(printed(uneven, 80))
+    assert "owner: with its placement some rank has up to 1.75 times the mean work" in text
+    assert "see also owner:placement=zigzag and owner:placement=stripe" in text
+    assert text.count("see also") == 1
+    both = [*uneven, entry("owner:placement=zigzag", 1.0)]
+    assert "see also" not in flat(printed(both, 80))
+    assert "see also" not in flat(printed([entry("owner", None), entry("peer:x/y", 2.0)], 80))
 
 
 def test_layers_are_told_from_attention() -> None:
