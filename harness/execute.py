@@ -129,6 +129,7 @@ class _Work(NamedTuple):
     reads: Mapping[Tensor, torch.Tensor]
     writes: Sequence[Access]
     fresh: set[int]
+    alone: bool
 
     def q(self, tensor: Tensor) -> torch.Tensor:
         """The call's rows of a query tensor."""
@@ -466,18 +467,21 @@ class _Interpreter:
         writes = step.accesses[len(tile.reads) :]
         fresh = set(step.creates)
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
-        for call in lower(self.problem.pattern, q_chunks, kv_chunks):
-            for q_heads, kv_heads in head_runs(tile.heads, self.problem.group):
-                # A method of its own, so that a call's tensors are gone before the next one's.
-                work = self._forward if tile.direction is Direction.FORWARD else self._backward
-                work(_Work(call, q_heads, kv_heads, reads, writes, fresh))
+        calls = lower(self.problem.pattern, q_chunks, kv_chunks)
+        by_heads = head_runs(tile.heads, self.problem.group)
+        alone = len(calls) == len(by_heads) == 1
+        # A method of its own, so that a call's tensors are gone before the next one's.
+        work = self._forward if tile.direction is Direction.FORWARD else self._backward
+        for call in calls:
+            for q_heads, kv_heads in by_heads:
+                work(_Work(call, q_heads, kv_heads, reads, writes, fresh, alone))
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
         with self.watch.in_kernel():
             out, lse = kernels.attend(q, k, v, work.call.mask, self.problem.softmax_scale)
         cut = (work.call.rows, work.q_heads)
-        self._accumulate_out(work.writes, cut, out, lse, work.fresh)
+        self._accumulate_out(work.writes, cut, out, lse, work.fresh, alone=work.alone)
 
     def _backward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
@@ -489,9 +493,9 @@ class _Interpreter:
         with self.watch.in_kernel():
             dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale)
         on_q, on_kv = (work.call.rows, work.q_heads), (work.call.cols, work.kv_heads)
-        self._accumulate(work.writes[0], on_q, dq, work.fresh)
-        self._accumulate(work.writes[1], on_kv, dk, work.fresh)
-        self._accumulate(work.writes[2], on_kv, dv, work.fresh)
+        self._accumulate(work.writes[0], on_q, dq, work.fresh, alone=work.alone)
+        self._accumulate(work.writes[1], on_kv, dk, work.fresh, alone=work.alone)
+        self._accumulate(work.writes[2], on_kv, dv, work.fresh, alone=work.alone)
 
     def _accumulate_out(
         self,
@@ -500,6 +504,8 @@ class _Interpreter:
         out: torch.Tensor,
         lse: torch.Tensor,
         fresh: set[int],
+        *,
+        alone: bool = False,
     ) -> None:
         """Merge a partial output into the accumulators; a fresh slab that it fills becomes it."""
         outs = self._parts(writes[0], where)
@@ -508,7 +514,7 @@ class _Interpreter:
             part, lse_part = _cut(out, *inner), _cut(lse, *inner)
             if slab in fresh and cut is None:
                 fresh -= {slab, lse_slab}
-                self.buffers[slab] = _owned(part, self.acc)
+                self.buffers[slab] = self._begun(slab, part, alone=alone)
                 self.buffers[lse_slab] = _owned(lse_part, self.acc)
                 continue
             self._fill(slab, fresh)
@@ -527,17 +533,25 @@ class _Interpreter:
         where: Cut,
         grad: torch.Tensor,
         fresh: set[int],
+        *,
+        alone: bool = False,
     ) -> None:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
         for slab, cut, inner in self._parts(write, where):
             part = _cut(grad, *inner)
             if slab in fresh and cut is None:
                 fresh.discard(slab)
-                self.buffers[slab] = _owned(part, self.acc)
+                self.buffers[slab] = self._begun(slab, part, alone=alone)
                 continue
             self._fill(slab, fresh)
             target = self._slab(slab)
             (target if cut is None else _cut(target, *cut)).add_(part)
+
+    def _begun(self, slab: int, part: torch.Tensor, *, alone: bool) -> torch.Tensor:
+        """The accumulator that a first contribution makes; the only one needs no precision."""
+        if alone and slab in self.program.single and part.dtype != self.acc:
+            return part
+        return _owned(part, self.acc)
 
     def _fill(self, slab: int, fresh: set[int]) -> None:
         """Start a fresh accumulator that is filled part by part."""
@@ -652,12 +666,22 @@ class _Interpreter:
                 source = self.program.slabs[segment.slab]
                 same = source.piece.heads == segment.heads == result.piece.heads
                 if same and source.piece.chunks == segment.chunks == result.piece.chunks:
-                    self.buffers[slab] = _owned(self._slab(segment.slab), dtype)
+                    self.buffers[slab] = self._finished(self._slab(segment.slab), dtype)
                     continue
             whole = self._neutral(result.piece)
             for target, segment in self._targets(part, whole):
                 target.copy_(self._view(segment))
             self.buffers[slab] = whole
+
+    def _finished(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return a result: its accumulator where that is one, else a copy.
+
+        What a kernel returned has the dtype, but all heads of a token side by side: that is no slab
+        unless there is one head or one token.
+        """
+        if tensor.dtype != self.acc and 1 not in tensor.shape[1:3]:
+            return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+        return _owned(tensor, dtype)
 
     def _delta(self, step: Step) -> None:
         out, dout, result = step.accesses

@@ -103,6 +103,7 @@ class Counting:
             into buffers that stay, as does what they read; sums are cast beside themselves, all at
             the end; there are buffers to receive dk and dv in.
             Source: zhuzilin/ring-flash-attention, zigzag_ring_flash_attn.py, backward.
+        narrow: What one kernel call alone contributes stays as it returned it until it is finished.
         apart: Uses that somebody else counts, as FSDP the weights.
     """
 
@@ -114,13 +115,16 @@ class Counting:
     scratch: bool = False
     rotary: bool = False
     loop: bool = False
+    narrow: bool = False
     apart: frozenset[Use] = frozenset()
 
 
 ALGORITHM = Counting()
 """Only what the algorithm itself needs: values, each until its last use, and sums as wide."""
 
-EXECUTOR = Counting(held=True, wide_sums=True, wide_rows=True, results=True, staging=True)
+EXECUTOR = Counting(
+    held=True, wide_sums=True, wide_rows=True, results=True, staging=True, narrow=True
+)
 """What `execute` holds on the CPU: equal to the account to the byte."""
 
 
@@ -235,6 +239,7 @@ class _Ledger:
         self.storage: dict[int, int] = {}
         self.holders: dict[int, int] = {}
         self.landings: dict[int, int] = {}
+        self.narrow: dict[int, bool] = {}
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
         self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
@@ -470,8 +475,11 @@ class _Ledger:
         if self.counting.loop and tile.direction is Direction.BACKWARD:
             self._loop(place, tile)
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
-        for call in lower(problem.pattern, q_chunks, kv_chunks):
-            for q_heads, kv_heads in head_runs(tile.heads, problem.group):
+        calls = lower(problem.pattern, q_chunks, kv_chunks)
+        by_heads = head_runs(tile.heads, problem.group)
+        alone = len(calls) == len(by_heads) == 1 and self.counting.narrow
+        for call in calls:
+            for q_heads, kv_heads in by_heads:
                 row, col = (call.rows, q_heads), (call.cols, kv_heads)
                 if tile.direction is Direction.FORWARD:
                     results = [self._forward(row, problem.head_dim_v), self._lse(row)]
@@ -489,7 +497,7 @@ class _Ledger:
                 self._take(place, sum(result.size for result in results), Use.WORKSPACE)
                 if self.counting.results:
                     self._run(place, scratch)
-                self._add_all(place, writes, results, fresh)
+                self._add_all(place, writes, results, fresh, alone=alone)
                 if not self.counting.results:  # it writes into the accumulators
                     self._run(place, scratch)
         self._give(place, joined, Use.STAGING)
@@ -533,7 +541,9 @@ class _Ledger:
 
     def _forward(self, cut: Cut, wide: int) -> _Result:
         size = self._elements(cut, wide) * self.problem.dtype.bytes
-        return _Result(cut, size, exact=True, wide=self._is_wide)
+        (first, last), (low, high) = cut
+        exact = self._is_wide or last - first == 1 or high - low == 1
+        return _Result(cut, size, exact=exact, wide=self._is_wide)
 
     def _lse(self, cut: Cut) -> _Result:
         size = self._elements(cut, 1) * self.problem.dtype.accumulator_bytes
@@ -558,7 +568,13 @@ class _Ledger:
         return self.problem.batch * (high - low) * (last - first) * wide
 
     def _add_all(
-        self, place: Place, writes: Sequence[Access], results: Sequence[_Result], fresh: set[int]
+        self,
+        place: Place,
+        writes: Sequence[Access],
+        results: Sequence[_Result],
+        fresh: set[int],
+        *,
+        alone: bool = False,
     ) -> None:
         """Put a kernel's results into accumulators; they go when all are in."""
         held = 0
@@ -567,10 +583,14 @@ class _Ledger:
             for slab, everything, fills in self._parts(write, result.cut):
                 if slab in fresh and everything:
                     fresh.discard(slab)
-                    # A result that fills the slab in its own precision becomes the slab.
-                    if result.exact and fills and result.wide:
+                    # A result that fills the slab in its own precision becomes the slab, and so
+                    # does the only one, which needs no other precision.
+                    only = alone and slab in self.program.single and not result.wide
+                    if only or (result.exact and fills and result.wide):
                         adopted = True
                         self._adopt(slab, result.size)
+                        if only:
+                            self.narrow[slab] = result.exact
                     else:
                         self._make(slab)
                     continue
@@ -660,7 +680,7 @@ class _Ledger:
             piece = result.piece
             for segment in part.segments:
                 self._touch(segment.slab)
-            same = (
+            same = any(self.narrow.get(segment.slab, False) for segment in part.segments) or (
                 self._all_of(part)
                 and (part.segments[0].chunks, part.segments[0].heads) == (piece.chunks, piece.heads)
                 and element_bytes(self.plan, piece.tensor)

@@ -7,14 +7,14 @@ it, and the executor and the memory ledger read their buffers from it.
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness import heads as head_sets
 from harness.errors import AbsentPieceError, OverwriteError
-from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, effects
+from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, Tile, effects
 
 
 @contextmanager
@@ -296,6 +296,8 @@ class Program:
         kept: Slabs that hold outputs or saved pieces and outlive the plan.
         initial: How many slabs are there at the start.
         final: Where each output and saved piece is at the end.
+        single: Accumulators of one tile that is all their contribution, and that a `Finish` turns
+            whole into its result: they need no more precision than that.
     """
 
     plan: Plan
@@ -304,6 +306,7 @@ class Program:
     kept: frozenset[int]
     initial: int
     final: Mapping[Resident, tuple[Segment, ...]]
+    single: frozenset[int] = frozenset()
 
 
 def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]) -> Program:
@@ -316,4 +319,32 @@ def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]
     for slab, last in enumerate(residency.last_use):
         if slab not in kept and last >= 0:
             steps[last].frees += (slab,)
-    return Program(plan, tuple(residency.slabs), tuple(steps), kept, initial, final)
+    slabs = tuple(residency.slabs)
+    single = frozenset(_single(plan, slabs, steps) - kept)
+    return Program(plan, slabs, tuple(steps), kept, initial, final, single)
+
+
+def _single(plan: Plan, slabs: Sequence[Slab], steps: Sequence[Step]) -> set[int]:
+    """Slabs that one tile fills as its whole write, and one `Finish` reads whole; see `Program`."""
+    found: set[int] = set()
+    for task, step in zip(plan.tasks, steps, strict=True):
+        if isinstance(task, Finish):
+            count = len(task.parts)
+            for part, result in zip(step.accesses[:count], step.accesses[count:], strict=True):
+                if len(part.segments) == 1:
+                    (segment,) = part.segments
+                    whole = slabs[segment.slab].piece
+                    wanted = (result.piece.chunks, result.piece.heads)
+                    if (whole.chunks, whole.heads) == segment[1:] == wanted:
+                        found.add(segment.slab)
+    writers: dict[int, int] = {}
+    for task, step in zip(plan.tasks, steps, strict=True):
+        if isinstance(task, Finish):
+            continue
+        for access in step.accesses:
+            for segment in access.segments:
+                if segment.slab in found:
+                    fills = isinstance(task, Tile) and len(access.segments) == 1
+                    fills = fills and segment.slab in step.creates
+                    writers[segment.slab] = writers.get(segment.slab, 0) + (1 if fills else 2)
+    return {slab for slab in found if writers.get(slab) == 1}

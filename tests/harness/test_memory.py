@@ -9,6 +9,7 @@ from harness.check import Both, run_both
 from harness.config import Config
 from harness.inputs import make_inputs
 from harness.memory import ledger
+from harness.plan import Tensor
 from harness.planned import planned
 from harness.problem import Direction, Dtype
 from harness.transport import LocalTransport
@@ -68,3 +69,26 @@ def test_a_gathered_plan_holds_more_than_a_ring_and_a_ring_less_with_more_ranks(
 
     assert peak("allgather", 6) > peak("ring", 6)
     assert peak("ring", 8) < peak("ring", 3)
+
+
+def test_what_one_call_contributes_is_kept_as_it_came() -> None:
+    """Of Ulysses a tile is all of out, dq, dk and dv; of a ring's first rank only out is."""
+    problem = replace(CELL, cp=2).problem
+    found = {}
+    for text in ("ulysses", "ring"):
+        both = planned(problem, text)
+        for program in (both.forward, both.backward):
+            pieces = [program.slabs[slab] for slab in program.single]
+            kinds = {(place.rank, piece.tensor) for _, place, piece in pieces}
+            found[text, program.plan.direction] = kinds
+    for direction, tensors in (
+        (Direction.FORWARD, (Tensor.OUT_PART, Tensor.LSE_PART)),
+        (Direction.BACKWARD, (Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART)),
+    ):
+        assert found["ulysses", direction] == {(r, t) for r in range(2) for t in tensors}
+    assert found["ring", Direction.FORWARD] == {(0, Tensor.OUT_PART), (0, Tensor.LSE_PART)}
+    assert found["ring", Direction.BACKWARD] == {
+        (0, Tensor.DQ_PART),
+        (1, Tensor.DK_PART),
+        (1, Tensor.DV_PART),
+    }
