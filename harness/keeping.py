@@ -78,18 +78,18 @@ def recomputing(forward: Plan, backward: Plan, checkpoint: Checkpoint) -> Plan:
 
 def _making(forward: Plan, wanted: Iterable[Resident]) -> Iterator[Task]:
     """Those of a forward plan's tasks that have a part in making some pieces, in their order."""
-    steps = resolved(replace(forward, saved=tuple(wanted), outputs=()))
-    needed = set(steps.kept)
+    program = resolved(replace(forward, saved=tuple(wanted), outputs=()))
+    needed = set(program.kept)
     kept: set[int] = set()
-    for index in reversed(range(len(steps.steps))):
-        accesses = steps.steps[index].accesses
+    for index in reversed(range(len(program.steps))):
+        accesses = program.steps[index].accesses
         touched = [
             (access.mode, segment.slab) for access in accesses for segment in access.segments
         ]
         if any(s in needed for mode, s in touched if mode in (Mode.CREATE, Mode.ACCUMULATE)):
             kept.add(index)
             needed.update(slab for _, slab in touched)
-    for index, (task, step) in enumerate(zip(forward.tasks, steps.steps, strict=True)):
+    for index, (task, step) in enumerate(zip(forward.tasks, program.steps, strict=True)):
         if index in kept:
             yield task
         elif isinstance(task, Free):
@@ -128,12 +128,12 @@ def _let_go(
 
 def offloaded(forward: Plan) -> Plan:
     """Let all that a forward plan saves on a device rest on its host."""
-    steps = resolved(forward)
-    made = {slab: index for index, step in enumerate(steps.steps) for slab in step.creates}
+    program = resolved(forward)
+    made = {slab: index for index, step in enumerate(program.steps) for slab in step.creates}
     leaving: dict[int, list[Resident]] = {}
     for resident in forward.saved:
         if resident.place.memory is Memory.DEVICE:
-            slabs = (segment.slab for segment in steps.final[resident])
+            slabs = (segment.slab for segment in program.final[resident])
             # What is there from the start leaves at once.
             leaving.setdefault(max(made.get(slab, -1) for slab in slabs), []).append(resident)
     tasks = [_copy(resident, Memory.HOST) for resident in leaving.get(-1, ())]
