@@ -196,7 +196,7 @@ def moved(text: str) -> tuple[float, float]:
 
 
 def test_a_checkpoint_costs_one_more_forward() -> None:
-    """Facts on UPipe, section 8: with checkpoints 6 H + 6 E against 8 H + 8 E heads, 4/3 x."""
+    """By the published code: with checkpoints 6 H + 6 E against 8 H + 8 E heads, 4/3 x."""
     assert moved("ulysses:checkpoint=layer") == (2.1875, 2 * 2.1875)
     assert moved("upipe:checkpoint=layer") == (2.1875, 3 * 2.1875)
     ulysses, upipe = (sum(moved(f"{name}:checkpoint=layer")) for name in ("ulysses", "upipe"))
@@ -205,7 +205,7 @@ def test_a_checkpoint_costs_one_more_forward() -> None:
 
 @pytest.mark.parametrize(("name", "times"), [("ulysses", 2), ("upipe", 3)])
 def test_queries_and_keys_are_projected_as_often_as_published(name: str, times: int) -> None:
-    """Facts on UPipe, section 2.6: UPipe projects a third time in its own backward."""
+    """By the published code, UPipe projects a third time in its own backward."""
 
     def flops(plans: tuple[Plan, Plan]) -> int:
         return sum(
@@ -235,7 +235,7 @@ def test_the_host_holds_what_is_saved_and_all_of_it_comes_and_goes_once(
 
 
 def test_an_8b_layer_offloads_one_hidden_state_each_way() -> None:
-    """Facts on UPipe, section 8: A bytes to the host forward and A back."""
+    """Of A bytes: A to the host forward and A back."""
     plans = both("upipe:checkpoint=layer,offload=true", million())
     a = 2**20 // 8 * 4096 * 2
     assert [set(host_bytes(plan)) for plan in plans] == [{a}, {a}]

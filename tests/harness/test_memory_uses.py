@@ -70,7 +70,7 @@ def saving(heads: tuple[int, int], u: int, cp: int, hidden: int) -> Fraction:
 def test_the_buffers_of_the_trade_shrink_as_published(
     heads: tuple[int, int], u: int, cp: int, percent: float
 ) -> None:
-    """Facts on UPipe, section 5.1."""
+    """Source: arXiv:2602.21196, section 3.3; the last two counted with native KV heads."""
     assert saving(heads, u, cp, hidden=5120) == Fraction(percent) / 100
 
 

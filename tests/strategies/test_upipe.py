@@ -330,13 +330,13 @@ def sent(plan: Plan) -> set[float]:
 def test_the_collectives_of_a_layer_are_as_many_as_published(
     problem: Problem, text: str, counts: tuple[int, int]
 ) -> None:
-    """2 nu + 2 chunks forward and twice that backward; see facts on UPipe, section 2.5."""
+    """2 nu + 2 chunks forward, twice that backward: the code of Untied-Ulysses at e465aa8."""
     forward, backward = plans(problem, text)
     assert counts == (all_to_alls(forward), all_to_alls(backward))
 
 
 # GiB that a rank sends of an 8B layer with 1M tokens on 8 ranks, forward and backward: the closed
-# forms of facts on UPipe, section 8.
+# forms that follow from the code of Untied-Ulysses at e465aa8.
 PUBLISHED = (
     ("ulysses", (2.1875, 2.1875)),
     ("upipe", (2.1875, 4.375)),
@@ -454,7 +454,7 @@ def keys_beside(plan: Plan, heads: int) -> int:
 def test_keys_that_are_sent_again_need_not_wait_beside_their_rank(ring: int) -> None:
     """Cached, all groups' keys of a chunk are there; sent again, the own, one visitor and the next.
 
-    Facts on UPipe, section 2.8: the price of the one is memory, of the other bytes.
+    The price of the one is memory, of the other bytes.
     """
     problem = layer((8, 2), 2 * ring, pattern="full", seqlen=8 * 2 * ring)
     cached, again = (plans(problem, f"upipe:ring={ring}{x}")[0] for x in ("", ",resend=true"))

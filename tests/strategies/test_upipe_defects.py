@@ -3,7 +3,7 @@
 Each is first computed densely, to see that it is wrong and by how much; then it is put into a plan
 or a run, which must fail for that reason; and our own way must not.
 
-Source: facts on UPipe, section 3, from reading Untied-Ulysses at e465aa8.
+Source: reading the code of Untied-Ulysses at e465aa8.
 """
 
 from collections.abc import Sequence
