@@ -575,6 +575,7 @@ class _Ledger:
         fresh: set[int],
         *,
         alone: bool = False,
+        use: Use = Use.WORKSPACE,
     ) -> None:
         """Put a kernel's results into accumulators; they go when all are in."""
         held = 0
@@ -588,7 +589,7 @@ class _Ledger:
                     only = alone and slab in self.program.single and not result.wide
                     if only or (result.exact and fills and result.wide):
                         adopted = True
-                        self._adopt(slab, result.size)
+                        self._adopt(slab, result.size, use)
                         if only:
                             self.narrow[slab] = result.exact
                     else:
@@ -599,14 +600,14 @@ class _Ledger:
                     self._make(slab)
                 self._touch(slab)
             held += 0 if adopted else result.size
-        self._give(place, held, Use.WORKSPACE)
+        self._give(place, held, use)
 
-    def _adopt(self, slab: int, size: int) -> None:
+    def _adopt(self, slab: int, size: int, use: Use) -> None:
         self.made.add(slab)
         self.storage[slab] = slab
         self.size[slab] = size
         self.holders[slab] = 1
-        self.use[slab] = Use.WORKSPACE
+        self.use[slab] = use
         self._now(slab, self._use_of(slab))
 
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
@@ -709,8 +710,9 @@ class _Ledger:
             piece = write.piece
             whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
             results = self._piece_bytes(piece) if self.counting.results else 0
-            size = self._take(task.place, results, Use.WORKSPACE)
+            use = Use.WEIGHTS if piece.tensor.is_weight else Use.WORKSPACE
+            size = self._take(task.place, results, use)
             added = _Result(whole, size, exact=self.counting.results, wide=True)
-            self._add_all(task.place, [write], [added], set(step.creates))
+            self._add_all(task.place, [write], [added], set(step.creates), use=use)
         self._give(task.place, turned, Use.WORKSPACE)
         self._give(task.place, joined, Use.STAGING)

@@ -109,8 +109,12 @@ def as_planned(column: Column, chosen: Chosen) -> Chosen:
 def as_run(machine: Cluster) -> Cluster:
     """Return a cluster with the rates of the published runs: FlashAttention 3, eager torch, NCCL.
 
+    They are those of H100s and H200s; another cluster keeps its own, and its `calibration` says so.
     Only `efficiency_backward` and `efficiency_linear` are fitted, to the 8B table (docs/models.md).
     """
+    if not machine.gpu.name.startswith(("H100", "H200")):
+        own = f"{machine.name}'s own rates, not those of a published run: {machine.calibration}"
+        return replace(machine, fitted=None, calibration=own)
     gpu = replace(
         machine.gpu,
         efficiency_forward=0.748,  # Source: FlashAttention 3 (arXiv:2407.08608), 740 TFLOP/s

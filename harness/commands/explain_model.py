@@ -16,7 +16,7 @@ from harness.commands.progress import Live, Output
 from harness.memory import Use
 from harness.modelled import Answer, Question, answer
 from harness.models import MODELS
-from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack
+from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
 from strategies import EVERY_STRATEGY
 
 _GIB = 2**30
@@ -112,6 +112,7 @@ def as_json(question: Question, answers: Sequence[Answer]) -> dict[str, object]:
         "parameters": question.model.parameters,
         "cluster": question.machine.name,
         "gpus": question.machine.gpus,
+        "rates": as_run(question.machine).calibration,
         "gpu_limit_bytes": question.gpu_bytes,
         "host_limit_bytes_per_node": question.host_bytes,
         "step_tokens": question.step_tokens,
@@ -174,7 +175,8 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
             f"contexts in steps of {_short(question.step_tokens)}; GiB, bar and s at the longest "
             "of `released`; h: what rests on the host is what does not fit one step further"
         )
-    console.print("memory: ledger of the plan, scaled, and formulas; s a step: simulated")
+    rates = as_run(machine).calibration
+    console.print(f"memory: ledger of the plan, scaled, and formulas; s a step: simulated, {rates}")
     for found in answers:
         if found.reason is not None:
             console.print(found.reason)

@@ -96,6 +96,19 @@ def test_attention_of_a_model_is_the_ledger_of_its_plan_to_the_byte(
     assert shown.host == max(max(book.host_peak_bytes) for book in books)
 
 
+@pytest.mark.parametrize("column", Column)
+@pytest.mark.parametrize("name", ["ulysses", "upipe", "zigzag"])
+def test_weights_that_are_larger_than_all_tokens_do_not_scale_with_them(
+    name: str, column: Column
+) -> None:
+    """The plan that is scaled has few tokens: gradients of weights are the most of it."""
+    chosen = strategy(name)
+    how = counting(column, chosen)
+    shown = attention_held(LLAMA, chosen, 4, 8, 4 * 65536, how)
+    book = ledger(program_of(LLAMA, name, 4, 8, 4 * 65536, Direction.BACKWARD), how)
+    assert sum(shown.backward.values()) == max(book.peak_bytes)
+
+
 # What fills a GPU ---------------------------------------------------------------------------
 
 
@@ -140,13 +153,13 @@ def test_memory_over_two_nodes_is_as_published(name: str, seqlen: int, gib: floa
 
 
 def test_with_the_same_flags_for_both_upipe_saves_less_than_published() -> None:
-    """Released Ulysses runs a ring's loop for nothing: half of the gap (published: 4.5 A)."""
+    """Released Ulysses runs a ring's loop for nothing: most of the gap (published: 4.5 A)."""
     state = Fraction(3)  # GiB of a hidden state
     same = attention_gib("ulysses", Column.IMPLEMENTATION) - attention_gib(
         "upipe", Column.IMPLEMENTATION
     )
     released = attention_gib("ulysses") - attention_gib("upipe")
-    assert same / state == pytest.approx(2.5, abs=0.05)
+    assert same / state == pytest.approx(2, abs=0.05)
     assert released / state == pytest.approx(5, abs=0.05)
 
 

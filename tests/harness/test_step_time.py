@@ -100,6 +100,15 @@ def test_only_released_upipe_pays_for_what_it_sends_again() -> None:
     assert released.seconds > 1.02 * own.seconds
 
 
+def test_clusters_that_no_published_run_had_keep_their_own_rates_and_say_so() -> None:
+    a800 = cluster("a800")
+    own = as_run(a800)
+    assert own.gpu == a800.gpu
+    assert "own rates" in own.calibration
+    assert as_run(NODE).gpu != NODE.gpu
+    assert "fitted to its 8B table" in as_run(NODE).calibration
+
+
 def test_what_is_not_recomputed_or_offloaded_costs_nothing() -> None:
     base = step_time(LLAMA, strategy("ulysses"), NODE, M)
     plain = step_time(LLAMA, strategy("ulysses"), NODE, M, stack=Stack(checkpoint=False))
