@@ -10,9 +10,9 @@ from harness.figures import (
     ABSENT,
     alike,
     broken,
-    gibibytes,
     is_ok,
     label,
+    memory,
     milliseconds,
     number,
     problem,
@@ -21,7 +21,7 @@ from harness.figures import (
 from harness.problem import Direction
 from harness.records import Record
 
-_NUMBERS = 34
+_NUMBERS = 35
 """Columns that a row takes beside its pattern and the names of strategies."""
 _LEAST = 11
 
@@ -112,7 +112,7 @@ def _table(records: Sequence[Record], width: int) -> Table:
         table.add_column(head, no_wrap=True)
         table.add_column("ms", justify="right", no_wrap=True)
     measured = records[0]["source"] == "measured"
-    for head in ("GiB", "error" if measured else "±"):
+    for head in ("peak", "error" if measured else "±"):
         table.add_column(head, justify="right", no_wrap=True)
     before = None
     for (cp, tokens, pattern), group in _rows(records).items():
@@ -124,7 +124,7 @@ def _table(records: Sequence[Record], width: int) -> Table:
         for ways in [*([way] for way in shown), *([shown] if len(shown) > 1 else [])]:
             last = best_of([[own[way] for way in ways] for own in group if own.keys() >= {*ways}])
             cells += _cells(last, names)
-        peak = ABSENT if last is None or last.peak_bytes is None else gibibytes(last.peak_bytes)
+        peak = ABSENT if last is None or last.peak_bytes is None else memory(last.peak_bytes)
         digits = ".1e" if measured else ".0%"
         error = ABSENT if last is None or last.error is None else f"{last.error:{digits}}"
         table.add_row(broken(pattern, room), *cells, peak, error)

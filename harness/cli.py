@@ -102,17 +102,15 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     if not words:
         parser().print_help(sys.stderr)
         return 2
-    args = parser().parse_args(words)
+    args, unknown = parser().parse_known_args(words)
+    if unknown:
+        text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"
+        print(f"{text}; `{_PROGRAM} {args.verb} --help` shows the flags", file=sys.stderr)
+        return 2
     args.launch = ranks
     try:
         status: int = args.run(args)
         sys.stdout.flush()
-    except (ValueError, UnsupportedError) as error:
-        print(f"{args.verb}: {error}", file=sys.stderr)
-        return 2
-    except HarnessError as error:
-        print(f"{args.verb}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"{args.verb}: interrupted; what was done is kept", file=sys.stderr)
         return 130
@@ -120,9 +118,22 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         # The reader of stdout is gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk, a folder that may not be read
-        name = re.sub(r"(\.\d+\.tmp|\.new)$", "", str(error.filename or ""))  # a draft of that
-        what = f"{error.strerror or error}" + (f": {name}" if name else "")
-        print(f"{args.verb}: {what}", file=sys.stderr)
-        return 1
+    except (ValueError, HarnessError, MemoryError, OSError) as error:
+        status, text = _failure(error)
+        print(f"{args.verb}: {text}", file=sys.stderr)
     return status
+
+
+def _failure(error: Exception) -> tuple[int, str]:
+    """The exit status of an error, and what to say of it."""
+    match error:
+        case ValueError() | UnsupportedError():
+            return 2, str(error)
+        case MemoryError():
+            return 1, f"out of memory ({error}); choose a smaller problem"
+        case OSError():  # a full disk, a folder that may not be read
+            # A draft has another name than the file that was asked for.
+            name = re.sub(r"(\.\d+\.tmp|\.new)$", "", str(error.filename or ""))
+            return 1, f"{error.strerror or error}" + (f": {name}" if name else "")
+        case _:
+            return 1, str(error)

@@ -18,12 +18,14 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def gibibytes(count: float) -> str:
-    """Format bytes as GiB with two digits or more: `0.0031`, `0.12`, `3.4`, `71`."""
-    value = count / 2**30
+def memory(count: float) -> str:
+    """Format bytes in powers of 1024 with two digits or more: `18K`, `3.4M`, `0.56G`, `71G`."""
+    units = ("K", 2**10), ("M", 2**20), ("G", 2**30)
+    unit, size = next((pair for pair in units[:2] if count < pair[1] * 2**10 / 2), units[2])
+    value = count / size
     if value >= 9.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
+        return f"{value:.0f}{unit}"
+    return f"{value:.1f}{unit}" if value >= 0.995 else f"{value:.2g}{unit}"
 
 
 def short(tokens: int) -> str:
@@ -69,7 +71,7 @@ def problem(entry: Record) -> str:
     layer = ""
     if entry["scope"] == "layer":
         turned = f" rotary={number(entry['rotary']):.0f}" if entry["rotary"] else ""
-        layer = f" layer hidden={entry['hidden'] or 'heads x D'}{turned}"
+        layer = f" layer hidden={entry['hidden'] or _width(entry)}{turned}"
     keys = ""
     if entry["seqlen_kv"] != entry["seqlen_q"]:
         keys = f" keys={short(round(number(entry['seqlen_kv'])))}"
@@ -78,6 +80,11 @@ def problem(entry: Record) -> str:
         f"{where}:{eager}{layer} heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']}"
         f"{batch}{keys} {entry['dtype']}"
     )
+
+
+def _width(entry: Record) -> int:
+    """The model width of a layer that was given none."""
+    return round(number(entry["heads_q"]) * number(entry["head_dim"]))
 
 
 def worst_error(entry: Record) -> str:

@@ -44,7 +44,7 @@ _MEASURED = (
 )
 _BEST = (
     "best: the fastest of each row (+n: as fast as n others); both: forward and backward of one "
-    "strategy; GiB: the most it holds on a rank; error: largest of its results, relative to the "
+    "strategy; peak: most bytes held on a rank; error: largest of its results, relative to the "
     "float64 oracle; ±: expected error of the times, where their calibration says"
 )
 

@@ -15,6 +15,7 @@ from patterns import make_pattern
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
+_MOST_RANKS = 1024
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _DTYPES = {
     "f64": "float64",
@@ -48,6 +49,18 @@ def count(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"({text}) must be a whole number of at least 1")
     return int(text)
+
+
+def degree(text: str) -> int:
+    """Read a context-parallel degree: a plan lists the tasks of every rank, so it has a limit.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    cp = count(text)
+    if cp > _MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"cp ({cp}) must be at most {_MOST_RANKS}")
+    return cp
 
 
 def positive(text: str) -> float:
@@ -153,7 +166,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--head-dim-v", type=count, help="width of v (default: as --head-dim)")
     group.add_argument("--batch", type=count, default=1, help="sequences side by side")
     group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision")
-    group.add_argument("--cp", type=count, default=8, help="context-parallel degree")
+    group.add_argument("--cp", type=degree, default=8, help="context-parallel degree")
     group.add_argument(
         "--scope",
         type=choice(Scope),

@@ -54,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare two result sets; 1 if something is worse."""
     before, after = (read_records(path) for path in (args.before, args.after))
     found = compare(before, after, threshold=args.threshold / 100)
+    if not found.matched:
+        raise ValueError(
+            f"no cell of {args.before} is in {args.after}: compare runs of the same cells"
+        )
     if args.json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:

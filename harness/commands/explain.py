@@ -13,6 +13,7 @@ from harness.checks import cores
 from harness.commands.arguments import add_problem, example, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
+from harness.errors import UnsupportedError
 from harness.explain import Costs, Explanation, as_json, explain
 from harness.figures import broken
 from harness.problem import Problem
@@ -63,7 +64,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _named(text: str) -> str:
     try:
         strategy(text)
-    except ValueError as error:
+    except (ValueError, UnsupportedError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
@@ -291,7 +292,9 @@ def _alike(answers: Sequence[Explanation], key: Callable[[Explanation], object])
 
 def _figures(count: int) -> str:
     mib = count / _MIB
-    return f"{mib:.1f}" if mib < 9999.95 else f"{mib:.0f}"
+    if mib >= 9999.95:
+        return f"{mib:.0f}"
+    return f"{mib:.1f}" if mib >= 9.995 else f"{mib:.3g}"
 
 
 def _span(least: int, most: int) -> str:

@@ -16,6 +16,7 @@ from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
     choice,
     count,
+    degree,
     dtype,
     example,
     heads,
@@ -41,7 +42,7 @@ from patterns import make_pattern
 _AXES = {
     "strategies": str,
     "patterns": str,
-    "cp": count,
+    "cp": degree,
     "seqlen": length,
     "heads": heads,
     "head_dim": count,
@@ -87,7 +88,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--strategies", type=listed(str), help="names with options; * is all, peer:* others' code"
     )
     axes.add_argument("--patterns", "--pattern", type=listed(str), help="see `list`")
-    axes.add_argument("--cp", type=listed(count), help="degrees")
+    axes.add_argument("--cp", type=listed(degree), help="degrees")
     axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,64k")
     axes.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 32/8")
     axes.add_argument("--head-dim", type=listed(count), help="widths")

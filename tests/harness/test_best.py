@@ -66,7 +66,7 @@ def test_the_fastest_of_each_direction_and_of_both_are_found() -> None:
             cell("grid", B, None, status=Status.ERROR),
         ]
     )
-    assert text[1].split() == [*("forward", "ms", "backward", "ms", "both", "ms", "GiB", "error")]
+    assert text[1].split() == [*("forward", "ms", "backward", "ms", "both", "ms", "peak", "error")]
     assert text[3].split() == ["cp=6", "S=3k"]
     assert text[4].split() == [
         *("causal", "ring", "1000", "owner", "2000", "owner", "3700", "—", "—")
@@ -80,7 +80,7 @@ def test_memory_is_the_most_of_both_directions_and_errors_the_largest() -> None:
             cell("ring", B, 3.0, peak_bytes=5 * 2**30, max_rel_error={"dq": 1e-8, "dk": 3e-7}),
         ]
     )
-    assert text[4].split()[-2:] == ["5.0", "3.0e-07"]
+    assert text[4].split()[-2:] == ["5.0G", "3.0e-07"]
 
 
 def test_what_is_within_the_spread_of_the_fastest_is_counted() -> None:

@@ -27,7 +27,14 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["sweep", "--seqlen", "-4k"], "sweep: argument --seqlen: length (-4k) must be like 1000"),
         (["explain", "--seqlen", "-3"], "explain: argument --seqlen: length (-3) must be like"),
         (["explain", "--cp"], "explain: argument --cp: expected one argument"),
-        (["explain", "--nope"], "python -m harness: unrecognized arguments: --nope"),
+        (["explain", "--nope"], "explain: unknown arguments: --nope"),
+        (
+            ["explain", "--strategy", "peer:yunchang/usp"],
+            "explain: argument --strategy: peer:",
+        ),
+        (["list", "dtypes", "else"], "list: unknown arguments: else"),
+        (["explain", "--cp", "99999"], "explain: argument --cp: cp (99999) must be at most 1024"),
+        (["sweep", "--cp", "2,99999"], "sweep: argument --cp: cp (99999) must be at most 1024"),
         (["nope"], "python -m harness: argument VERB: invalid choice: 'nope'"),
     ],
 )
@@ -82,6 +89,19 @@ def test_a_place_that_cannot_be_written_is_named_as_the_user_gave_it(
     text = refused([verb, *words], capsys)
     assert f"({wanted}) must be a file that can be written: No such file" in text
     assert ".tmp" not in text
+
+
+def test_too_large_a_problem_is_no_crash(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(_: object) -> int:
+        raise MemoryError("Unable to allocate 728 TiB")
+
+    monkeypatch.setattr(explain, "problem_of", large)
+    assert cli.main(["explain"]) == 1
+    assert capsys.readouterr().err == (
+        "explain: out of memory (Unable to allocate 728 TiB); choose a smaller problem\n"
+    )
 
 
 def test_errors_on_purpose_speak_for_themselves_and_others_give_their_kind() -> None:

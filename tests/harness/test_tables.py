@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.cell import Status, record
 from harness.config import Config, Where
-from harness.figures import broken, gibibytes, milliseconds, short
+from harness.figures import broken, memory, milliseconds, short
 from harness.notes import same_plans
 from harness.problem import Direction
 from harness.records import Record
@@ -214,6 +214,8 @@ def test_layers_are_told_from_attention() -> None:
     ]
     assert len(titles) == 2
     assert "layer hidden=96 rotary=10000" in titles[1]
+    widest = {**layer, "hidden": None, "rotary": None}
+    assert "layer hidden=4096 heads=32/8" in " ".join(printed([widest], 200))
 
 
 def test_what_did_not_run_is_listed_with_its_reason_once() -> None:
@@ -244,8 +246,9 @@ def test_milliseconds_have_three_digits(seconds: float, text: str) -> None:
 
 
 def test_bytes_have_two_digits() -> None:
-    texts = [gibibytes(2**30 * value) for value in (0.00312, 0.994, 0.996, 9.94, 9.96, 71.2)]
-    assert texts == ["0.0031", "0.99", "1.0", "9.9", "10", "71"]
+    sizes = (700, 18 * 2**10, 600 * 2**10, 3.14 * 2**20, 0.56 * 2**30, 9.96 * 2**30, 71.2 * 2**30)
+    texts = [memory(size) for size in sizes]
+    assert texts == ["0.68K", "18K", "0.59M", "3.1M", "0.56G", "10G", "71G"]
 
 
 def test_tokens_are_shortened_where_they_are_round() -> None:

@@ -156,6 +156,15 @@ def test_scatter_that_raises_the_threshold_is_told(
     assert "8 cells in both, no change" in printed
 
 
+def test_sets_that_share_no_cell_are_a_wrong_call(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", 1.0)
+    other = replace(CONFIG, seqlen_q=65, seqlen_kv=65)
+    with ResultFolder(tmp_path / "b") as results:
+        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20))
+    with pytest.raises(ValueError, match=r"no cell of .*a is in .*b"):
+        call(str(one), str(tmp_path / "b"))
+
+
 def test_a_folder_without_records_is_a_wrong_call(tmp_path: Path) -> None:
     one = write(tmp_path / "a", 1.0)
     with pytest.raises(ValueError, match=r"has no records\.jsonl"):
