@@ -12,7 +12,7 @@ from harness.errors import UnsupportedError
 from harness.peer import is_peer
 from harness.plan import Scope
 from harness.problem import Dtype
-from strategies import EVERY_STRATEGY, STRATEGIES, strategy, upipe
+from strategies import EVERY_STRATEGY, STRATEGIES, quick, strategy, upipe
 
 CPS = (1, 2, 3, 4, 7, 8, 16)
 DTYPES = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
@@ -73,7 +73,7 @@ _EXTRA_KEYS = 13
 class Axes:
     """The values that a grid is made of."""
 
-    strategies: tuple[str, ...] = (*STRATEGIES, *VARIANTS)
+    strategies: tuple[str, ...] = (*map(quick, STRATEGIES), *VARIANTS)
     patterns: tuple[str, ...] = PATTERNS
     cps: tuple[int, ...] = CPS
     dtypes: tuple[Dtype, ...] = DTYPES
@@ -91,7 +91,7 @@ class Axes:
         if scope is Scope.ATTENTION:
             return cls()
         return cls(
-            strategies=(*EVERY_STRATEGY, *VARIANTS, *LAYER_VARIANTS),
+            strategies=(*map(quick, EVERY_STRATEGY), *VARIANTS, *LAYER_VARIANTS),
             patterns=LAYER_PATTERNS,
             cps=LAYER_CPS,
             heads=LAYER_HEADS,

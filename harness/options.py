@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from harness.keeping import Checkpoint
+from harness.levels import Level, read_levels, spell_levels
 from harness.sharding import Placement
 
-Value = bool | int | Placement | Checkpoint
+Value = bool | int | float | str | Placement | Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,20 @@ def _checkpoint(value: str) -> Checkpoint:
     return Checkpoint(value)
 
 
+def _levels(value: str) -> str:
+    return spell_levels(read_levels(value))
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < inf:
+        raise ValueError("must be a positive number of seconds")
+    return seconds
+
+
 def _switch(summary: str) -> Option:
     return Option(_flag, "true or false", summary)
 
@@ -66,13 +82,20 @@ def _choice(kind: type[StrEnum], read: Callable[[str], Value], summary: str) -> 
 
 
 OPTIONS: Mapping[str, Option] = {
+    "candidates": _switch("take another strategy's plan where it is faster"),
     "checkpoint": _choice(Checkpoint, _checkpoint, "what backward starts from beside x"),
     "fused": _switch("move chunks by collectives and attend once a rank, without overlap"),
     "in_order": _switch("stages take heads in their natural order, and keys are sent again"),
     "inner": _number("length of the inner ring", "the longest inside a node"),
+    "levels": Option(
+        _levels,
+        "all or none or names joined by +",
+        f"levels that are planned, of {', '.join(Level)}",
+    ),
     "offload": _switch("let what is saved for backward rest on the host"),
     "parts": _number("parts of the sequence", "of 64k tokens"),
     "placement": _choice(Placement, _placement, "how tokens are dealt to ranks"),
+    "prove": _switch("search for proofs, up to a minute for each tiling"),
     "prune": _switch("leave out transfers that the pattern makes useless"),
     "resend": _switch("with a ring, send keys again in each stage rather than keep them"),
     "ring": _number("ranks of the ring axis", "what the other axis leaves"),
@@ -80,6 +103,7 @@ OPTIONS: Mapping[str, Option] = {
     "rows": _number("rows of ranks", "as many as move the fewest bytes"),
     "round_sent": _switch("send partial gradients in the dtype of q, not as they are kept"),
     "save_gathered": _switch("save gathered q, k and v rather than project again in backward"),
+    "seconds": Option(_seconds, "seconds", "processor time for each distinct tiling"),
     "short_last": _switch("let the last stage be short where stages do not divide the heads"),
     "stage_heads": _number("query heads of a stage over all ranks", "one a rank"),
     "sum_gradients": _switch("sum gradients of weights over ranks, a share of the heads to each"),

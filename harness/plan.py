@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness import heads as head_sets
 from harness.problem import Direction, Dtype, Problem
@@ -638,8 +638,12 @@ def to_json(plan: Plan) -> str:
     return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 
-def from_json(text: str) -> Plan:
+def from_json(text: str, problem: Problem | None = None) -> Plan:
     """Read what `to_json` wrote.
+
+    Args:
+        text: The plan.
+        problem: Its problem, if it is at hand: no pattern is made anew then.
 
     Raises:
         ValueError: The text is no plan of schema 1.
@@ -647,12 +651,8 @@ def from_json(text: str) -> Plan:
     body = json.loads(text)
     if body.get("schema") != 1:
         raise ValueError(f"plan schema ({body.get('schema')}) must be 1; write the plan again")
-    problem = dict(body["problem"])
-    seqlen_q, seqlen_kv = problem.pop("seqlen_q"), problem.pop("seqlen_kv")
-    pattern = make_pattern(problem.pop("pattern"), seqlen_q, seqlen_kv, cross=True)
-    problem["dtype"] = Dtype(problem["dtype"])
     return Plan(
-        problem=Problem(pattern=pattern, **problem),
+        problem=problem or _read_problem(body["problem"]),
         strategy=body["strategy"],
         direction=Direction(body["direction"]),
         q_chunks=tuple(range(*c) for c in body["q_chunks"]),
@@ -662,6 +662,14 @@ def from_json(text: str) -> Plan:
         outputs=_residents(body["outputs"]),
         saved=_residents(body["saved"]),
     )
+
+
+def _read_problem(fields: Mapping[str, Any]) -> Problem:
+    rest = dict(fields)
+    seqlen_q, seqlen_kv = rest.pop("seqlen_q"), rest.pop("seqlen_kv")
+    pattern = make_pattern(rest.pop("pattern"), seqlen_q, seqlen_kv, cross=True)
+    rest["dtype"] = Dtype(rest["dtype"])
+    return Problem(pattern=pattern, **rest)
 
 
 def _place(raw: Sequence[object]) -> Place:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from harness.balance import imbalance_total
 from harness.bounds import bounds, problem_bound_s
+from harness.caching import cache_folder
 from harness.calibration import Calibration
 from harness.cell import Status, plan_flops, record
 from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
+from harness.contexts import context_on
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError, told
 from harness.memory import ALGORITHM, ledger
@@ -21,9 +23,8 @@ from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
 from harness.sizes import problem_flops, sent_bytes
-from harness.strategy import Context
 from harness.streams import work_of
-from harness.structure import Structure, cache_folder, planned_at, structure_of
+from harness.structure import Structure, planned_at, searches, structure_of
 from harness.verify import verify
 from harness.workers import spread
 from strategies import strategy
@@ -96,10 +97,10 @@ def simulate_cell(
     try:
         machine = cluster(config.cluster)
         machine.require(config.cp)
-        chosen, node = strategy(config.strategy), Context(gpus_per_node=machine.gpus_per_node)
+        chosen, node = strategy(config.strategy), context_on(machine)
         resolved = chosen.resolved(config.problem, config.direction, node).text
         if machine.fitted is not None:
-            kept = folder or cache_folder()
+            kept = folder or cache_folder() / "structures"
             found = predicted(config, machine, machine.fitted, context, known, kept)
         else:
             plan = chosen.plan(config.problem, config.direction, node)
@@ -165,7 +166,7 @@ def predicted(
     """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
     small = planned_at(config)
     key = (
-        replace(small, cluster=None),
+        small if searches(small) else replace(small, cluster=None),
         fitted.hardware.gpus_per_node,
         calls_on(fitted),
     )

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from harness.cluster import Cluster
 from harness.errors import UnsupportedError
 from harness.keeping import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.layer import as_layer, check_layer, with_summed_gradients
@@ -40,6 +42,10 @@ class Options:
         offload: What a layer saves rests on the host. Any strategy takes it.
         sum_gradients: A layer's weight gradients are summed over ranks. Any strategy takes it.
         round_sent: Partial dq, dk and dv are sent in the problem's dtype. Any strategy takes it.
+        levels: Levels of UltraAttn's planner that are on: `all`, `none` or names joined by `+`.
+        seconds: CPU seconds that UltraAttn's planner spends on each distinct tiling.
+        prove: UltraAttn's planner goes for proofs, whatever they take up to a minute each.
+        candidates: UltraAttn may fall back on another strategy's plan that is faster.
     """
 
     prune: bool = True
@@ -60,6 +66,10 @@ class Options:
     offload: bool = False
     sum_gradients: bool = False
     round_sent: bool = False
+    levels: str = "all"
+    seconds: float = 2.0
+    prove: bool = False
+    candidates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +78,21 @@ class Context:
 
     Attributes:
         gpus_per_node: Ranks that share fast links; neighbouring ranks share a node.
+        cluster: What the plan is made for, for planners that time their choices; None leaves it
+            to them.
         evaluate: Simulated seconds of a plan, for planners that search.
+        others: Plans of another strategy, by its name, for planners that may fall back on one.
     """
 
     gpus_per_node: int = 8
+    cluster: Cluster | None = None
     evaluate: Callable[[Plan], float] | None = None
+    others: Callable[[str, Problem, Direction], Plan] | None = None
 
 
 Planner = Callable[[Problem, Direction, Options, Context, str], Plan]
 Resolver = Callable[[Problem, Direction, Options, Context], Options]
+Reporter = Callable[[Problem, Direction, Options, Context], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +105,8 @@ class Strategy:
         paper: Where it was published.
         plan: (problem, direction, options, context, spelled name) -> plan; raises
             UnsupportedError with the reason and what is near and legal.
+        report: (problem, direction, options, context) -> what each level of a planner that searches
+            came to, for people and for JSON; None for strategies that do not search.
         accepts: Names of the options that it reads.
         defaults: Options that differ from the class's own defaults.
         resolve: (problem, direction, options, context) -> options with what the strategy chooses
@@ -99,6 +117,7 @@ class Strategy:
     summary: str
     paper: str
     plan: Planner
+    report: Reporter | None = None
     accepts: frozenset[str] = frozenset()
     defaults: Options = Options()
     resolve: Resolver | None = None

@@ -17,13 +17,14 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from harness.balance import imbalance_lockstep, imbalance_total
+from harness.caching import code_hash
 from harness.calibration import Calibration
-from harness.cluster import Runtime
+from harness.cluster import Runtime, cluster
 from harness.config import Config
+from harness.contexts import context_on
 from harness.memory import peaks
 from harness.plan import Plan, Scope, legs_of
 from harness.predicted import skeleton_on
@@ -130,7 +131,7 @@ def planned_at(config: Config) -> Config:
 
     Weights of a layer do not scale, nor does anything that is cut into parts of fixed length.
     """
-    if config.scope is Scope.LAYER or config.seqlen_q != config.seqlen_kv:
+    if config.scope is Scope.LAYER or config.seqlen_q != config.seqlen_kv or searches(config):
         return config
     tokens = config.cp * _PER_RANK
     if config.seqlen_q % tokens or config.seqlen_q == tokens:
@@ -139,6 +140,11 @@ def planned_at(config: Config) -> Config:
     if not _scales(make_pattern(config.pattern, tokens), pattern):
         return config
     return replace(config, seqlen_q=tokens, seqlen_kv=tokens)
+
+
+def searches(config: Config) -> bool:
+    """Whether the strategy times its choices, so that its plan depends on lengths and speeds."""
+    return strategy(config.strategy).strategy.report is not None
 
 
 def _scales(small: Pattern, large: Pattern) -> bool:
@@ -171,6 +177,8 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
     if path is not None and (kept := _read(path)) is not None:
         return kept
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
+    if searches(config) and config.cluster is not None:
+        context = context_on(cluster(config.cluster))
     plan = strategy(config.strategy).plan(config.problem, config.direction, context)
     made = structure(verify(plan), fitted, eager=config.runtime is Runtime.EAGER)
     if path is not None:
@@ -178,27 +186,10 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
     return made
 
 
-def cache_folder() -> Path:
-    """Where structures are kept: in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "context-parallel-harness" / "structures"
-
-
-@cache
-def code_hash() -> str:
-    """Hash of all code here; what other code has planned is not read."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for package in ("harness", "patterns", "strategies"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def _key(config: Config, fitted: Calibration) -> str:
-    """Of all that decides a structure: not the cluster's speeds, only its nodes."""
+    """Of all that decides a structure: for most strategies not the cluster's speeds."""
     place = (fitted.hardware.gpus_per_node, fitted.on_gpus)
-    plain = replace(config, cluster=None)
+    plain = config if searches(config) else replace(config, cluster=None)
     return hashlib.sha256(repr((plain.hash, place)).encode()).hexdigest()[:24]
 
 

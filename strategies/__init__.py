@@ -22,6 +22,8 @@ STRATEGIES = _table(
     "usp:STRATEGY",
     "owner:STRATEGY",
     "grid:STRATEGY",
+    "ultraattn.strategy:STRATEGY",
+    "ultraattn.strategy:PUBLISHED",
 )
 """Those that plan attention, and so any layer around it: file and name in it, one a line."""
 
@@ -38,3 +40,14 @@ def strategy(text: str) -> Chosen:
         ValueError: Unknown name, option or value; the choices are listed.
     """
     return choose(text, EVERY_STRATEGY)
+
+
+DIRECT: Mapping[str, Strategy] = {
+    name: each for name, each in EVERY_STRATEGY.items() if each.report is None
+}
+"""Those that follow a rule, rather than search for their plan under a limit of time."""
+
+
+def quick(name: str) -> str:
+    """Spell a strategy so that it plans in little time: for checks of many small problems."""
+    return name if EVERY_STRATEGY[name].report is None else f"{name}:seconds=0.02"

@@ -1,11 +1,19 @@
 """Settings for every test: one torch thread per process, and how Hypothesis searches."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
 # Test workers and the ranks that they start share the cores; torch reads this when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A folder of plans of their own, which the workers of one run share.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["CPBENCH_CACHE"] = tempfile.mkdtemp(prefix="cpbench-tests-")
+    atexit.register(shutil.rmtree, os.environ["CPBENCH_CACHE"], ignore_errors=True)
 
 settings.register_profile(
     "local",

@@ -25,7 +25,7 @@ from harness.problem import Dtype, Problem
 from harness.tolerance import Tolerance, Verdict, calibrate, judge
 from patterns import make_pattern
 
-EVERY_STRATEGY = tuple(strategies.STRATEGIES)
+EVERY_STRATEGY = tuple(map(strategies.quick, strategies.STRATEGIES))
 WAIT_S = 60
 
 

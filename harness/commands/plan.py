@@ -2,21 +2,29 @@
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from rich.console import Console
+
+from harness.cluster import CLUSTERS, DEFAULT, Cluster, cluster
 from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.commands.plan_show import level_lines, print_blocks
+from harness.contexts import context_on
 from harness.errors import PlanError
+from harness.files import write_whole
 from harness.memory import ledger
 from harness.plan import Plan, Tile, from_json, legs_of, to_json
 from harness.problem import Direction
 from harness.residency import Program
+from harness.simulate import simulate
 from harness.sizes import sent_bytes
 from harness.strategy import Context
-from harness.trace import kind_of
+from harness.trace import gantt, kind_of
 from harness.verify import verify
 from strategies import strategy
 
@@ -40,6 +48,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "plan --strategy usp:4x2 --direction backward -o usp.json",
                 "plan --load usp.json",
                 "plan --strategy ring --cp 2 --json",
+                "plan --strategy ultraattn --pattern star --cp 4 --show table",
+                "plan --strategy ultraattn:levels=node+device --cp 16 --show timeline",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,7 +59,22 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
     )
     parser.add_argument(
-        "--gpus-per-node", type=count, default=8, help="ranks that share fast links"
+        "--gpus-per-node",
+        type=count,
+        help="ranks that share fast links, by default as many as in a node of the cluster",
+    )
+    parser.add_argument(
+        "--cluster",
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"what planners that search plan for, and timelines run on: {', '.join(CLUSTERS)}, or "
+        "a file that `calibrate` wrote",
+    )
+    parser.add_argument(
+        "--show",
+        choices=("grid", "table", "timeline"),
+        default="grid",
+        help="ranks x steps; blocks by rank, and each rank's account; or a Gantt chart",
     )
     add_problem(parser)
     group = parser.add_argument_group("files and output")
@@ -71,16 +96,48 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.output is not None:
         _save(args.output, to_json(plan))
+    levels = {} if args.load is not None else _levels(args)
     if args.json:
-        sys.stdout.write(json.dumps(as_json(program)) + "\n")
+        sys.stdout.write(json.dumps(as_json(program, levels)) + "\n")
+        return 0
+    if args.show == "table":
+        print_blocks(plan, Console())
+        sys.stdout.write("\n")
+    elif args.show == "timeline":
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(gantt(simulate(program, _machine(args, plan)), width) + "\n\n")
     else:
-        sys.stdout.write(_fitting(plan) + "\n\n" + _table(program) + "\n")
+        sys.stdout.write(_fitting(plan) + "\n\n")
+    sys.stdout.write(_table(program) + "\n" + level_lines(levels))
     return 0
 
 
 def _make(args: argparse.Namespace) -> Plan:
-    context = Context(gpus_per_node=args.gpus_per_node)
-    return strategy(args.strategy).plan(problem_of(args), Direction(args.direction), context)
+    problem, direction = problem_of(args), Direction(args.direction)
+    return strategy(args.strategy).plan(problem, direction, _context(args))
+
+
+def _context(args: argparse.Namespace) -> Context:
+    machine = cluster(args.cluster)
+    if args.gpus_per_node is None:
+        return context_on(machine)
+    return Context(gpus_per_node=args.gpus_per_node)
+
+
+def _machine(args: argparse.Namespace, plan: Plan) -> Cluster:
+    machine = cluster(args.cluster)
+    machine.require(plan.problem.cp)
+    return machine
+
+
+def _levels(args: argparse.Namespace) -> Mapping[str, Any]:
+    """What each level of a planner that searches came to; nothing for others."""
+    chosen = strategy(args.strategy)
+    report = chosen.strategy.report
+    if report is None:
+        return {}
+    problem, direction = problem_of(args), Direction(args.direction)
+    return report(problem, direction, chosen.options, _context(args))
 
 
 def _load(path: Path) -> Plan:
@@ -104,18 +161,15 @@ def _save(path: Path, text: str) -> None:
     Raises:
         ValueError: It cannot be written there.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text + "\n")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ValueError(
             f"--output ({path}) must be a file that can be written: {error.strerror}"
         ) from None
 
 
-def as_json(program: Program) -> dict[str, object]:
+def as_json(program: Program, levels: Mapping[str, Any] | None = None) -> dict[str, object]:
     """The plan's hash, what planning it took by level, its tasks, and their summary.
 
     `levels` has an entry per level of a planner that solves for its plan; the others have none.
@@ -125,7 +179,7 @@ def as_json(program: Program) -> dict[str, object]:
         "plan_hash": plan.hash,
         "strategy": plan.strategy,
         "direction": plan.direction.value,
-        "levels": {},
+        "levels": dict(levels or {}),
         "summary": summary(program),
         "tasks": json.loads(to_json(plan))["tasks"],
     }

@@ -6,13 +6,13 @@ import sys
 
 from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
 from harness.commands.arguments import add_problem, choice, example, problem_of
+from harness.contexts import context_on
 from harness.effects import ALL
 from harness.plan import Plan
 from harness.predicted import pricer, skeleton_on, trust
 from harness.problem import Direction
 from harness.residency import Program
 from harness.simulate import simulate
-from harness.strategy import Context
 from harness.verify import verify
 from strategies import strategy
 
@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     problem, direction = problem_of(args), Direction(args.direction)
     machine = cluster(args.cluster)
     machine.require(problem.cp)
-    context = Context(gpus_per_node=machine.gpus_per_node)
-    program = verify(strategy(args.strategy).plan(problem, direction, context))
+    program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
     body = _predict(program, machine, args.runtime, explain=args.explain)
     if args.json:
         sys.stdout.write(json.dumps(body, indent=2) + "\n")

@@ -7,7 +7,6 @@ clock that all processes share.
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -16,11 +15,12 @@ from harness.bounds import Bounds, bounds, problem_bound_s
 from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
 from harness.commands.arguments import add_problem, count, example, problem_of
 from harness.config import Config, Where
+from harness.contexts import context_on
+from harness.files import write_whole
 from harness.memory import ledger
 from harness.pool import Team
 from harness.problem import Direction, Problem
 from harness.simulate import simulate
-from harness.strategy import Context
 from harness.streams import Dispatch
 from harness.trace import Trace, gantt, to_chrome
 from harness.traced import traced
@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return _measured(args, problem, direction)
     machine, runtime = cluster(args.cluster), Runtime(args.runtime)
     machine.require(problem.cp)
-    context = Context(gpus_per_node=machine.gpus_per_node)
-    program = verify(strategy(args.strategy).plan(problem, direction, context))
+    program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
     trace = simulate(
         program,
         machine,
@@ -169,12 +168,9 @@ def _write(path: Path, text: str) -> None:
     Raises:
         ValueError: It cannot be written there.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ValueError(
             f"--output ({path}) must be a file that can be written: {error.strerror}"
         ) from None

@@ -86,6 +86,31 @@ def weights_of(
     )
 
 
+def rounded(weights: Weights, steps: int = 4) -> Weights:
+    """Return weights to the nearest of `steps` parts of a query chunk, in the fewest units.
+
+    A log-sum-exp beside 128 numbers is no reason for another plan, and programs over small whole
+    numbers are solved far faster. What moves stays what it was: at least a part.
+    """
+
+    def parts(price: int) -> int:
+        return max(1, round(price * steps / weights.unit)) if price else 0
+
+    prices = [
+        parts(price)
+        for price in (weights.row_in, weights.row_out, weights.column_in, weights.column_out)
+    ]
+    common = gcd(steps, *prices)
+    row_in, row_out, column_in, column_out = (price // common for price in prices)
+    return Weights(
+        row_in=row_in,
+        row_out=row_out,
+        column_in=column_in,
+        column_out=column_out,
+        unit=steps // common,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One assignment problem: which device computes which block.

@@ -7,12 +7,11 @@ a miss.
 
 import hashlib
 import json
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.files import write_whole
 from harness.milp import Status
 from strategies.ultraattn.account import Instance, account, most, volume
 from strategies.ultraattn.device import DEFAULT_S, Assigned, assign
@@ -66,15 +65,7 @@ class Cache:
         if kept is not None and _merit(kept) <= _merit(found):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(found), file)
-            Path(name).replace(self.path(instance))
-        except BaseException:  # also Ctrl-C: leave no part behind
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
+        write_whole(self.path(instance), json.dumps(asdict(found)))
 
 
 def _merit(found: Assigned) -> tuple[int, int, int, float]:
@@ -99,5 +90,6 @@ def assign_cached(
         return kept
     given = () if kept is None else (kept.cells,)
     found = assign(instance, seconds=seconds, prove=prove, seed=seed, given=given)
-    cache.put(instance, found)
+    with suppress(OSError):  # a full disk, a folder that takes no files: it is only not kept
+        cache.put(instance, found)
     return found

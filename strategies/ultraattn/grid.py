@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.sharding import split
 from patterns import CAUSAL, FULL, Pattern
+from patterns.areas import Ints
 from patterns.geometry import Chunk
 from patterns.table import Table
 from strategies.ultraattn.account import Fixed, Instance, Matrix, Weights, even_owners
@@ -53,20 +54,33 @@ def grid_of_table(table: Table) -> Grid:
 def grid_of(pattern: Pattern, rows: Sequence[Chunk], columns: Sequence[Chunk]) -> Grid:
     """Return the grid of a pattern on query chunks (rows) and key chunks (columns)."""
     areas = pattern.areas(rows, columns)
-    lengths = {len(chunk) for chunk in rows}, {len(chunk) for chunk in columns}
-    if all(len(each) == 1 for each in lengths):
-        n, m = (each.pop() for each in lengths)
-        half = n * (n + 1) // 2 if n == m else -1
-        if np.isin(areas, (0, n * m, half)).all() and n > 1:
-            work = np.where(areas == n * m, 2, areas == half)
-            return Grid(work=_matrix(work), full=2)
-    full = max(map(len, rows)) * max(map(len, columns))
+    kinds = _kinds(areas, [len(chunk) for chunk in rows], [len(chunk) for chunk in columns])
+    if kinds is not None:
+        return Grid(work=_matrix(kinds), full=2)
+    full = max(max(map(len, rows)) * max(map(len, columns)), 1)  # all of them may be empty
     common = gcd(full, *areas[areas > 0].tolist())
     areas, full = areas // common, full // common
     if full > _FINEST:
         areas = np.where(areas > 0, np.maximum((areas * _FINEST + full // 2) // full, 1), 0)
         full = _FINEST
     return Grid(work=_matrix(areas), full=full)
+
+
+def _kinds(areas: Ints, rows: Sequence[int], columns: Sequence[int]) -> Ints | None:
+    """Return 2 for FULL and 1 for CAUSAL; None if blocks are of other kinds or sizes.
+
+    Sizes that differ by a token are alike: equal blocks are then solved once, and what a device may
+    get too much is a row of tokens per block.
+    """
+    if any(max(side) - min(side) > 1 or min(side) < 2 for side in (rows, columns)):
+        return None
+    n, m = np.array(rows)[:, None], np.array(columns)[None, :]
+    half = np.abs(2 * areas - n * m) <= np.maximum(n, m)
+    half &= abs(max(rows) - max(columns)) <= 1
+    whole = areas == n * m
+    if not (whole | half | (areas == 0)).all():
+        return None
+    return np.where(whole, 2, (half & (areas > 0)).astype(areas.dtype))
 
 
 def _matrix(values: np.ndarray) -> Matrix:

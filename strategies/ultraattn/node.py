@@ -8,22 +8,52 @@ blocks are planned once.
 Source: UltraAttn (SC'25), section 4.2: nodes as integrated devices, groupwise P2P.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from harness.levels import Level
+from harness.milp import Status
 from harness.problem import Direction, Problem
 from harness.sharding import Sharding
 from harness.tiling import Allocation
 from patterns.geometry import Chunk
-from strategies.ultraattn.account import Instance, Matrix, Weights, even_owners, weights_of
+from strategies.ultraattn.account import (
+    Instance,
+    Matrix,
+    Weights,
+    account,
+    even_owners,
+    most,
+    own_rows,
+    rounded,
+    volume,
+    weights_of,
+)
+from strategies.ultraattn.bounds import lower_bound
 from strategies.ultraattn.cache import Cache, assign_cached
 from strategies.ultraattn.device import DEFAULT_S, Assigned
 from strategies.ultraattn.grid import Grid, grid_of, instance_of
 
-BlockCost = Callable[[Instance, Assigned], float]
+Side = Sequence[Sequence[Chunk]]
+"""Coarse chunks, each as its pieces."""
+
+BlockCost = Callable[[Sequence[Chunk], Sequence[Chunk], Assigned], float]
+"""Seconds of a block on one node, from its row's pieces, its column's pieces and its tiling."""
+
 _RESOLUTION = 256  # units of work of the dearest block, when a cost is given in seconds
 _FINEST = 64  # denominator of the ratio of bandwidths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slack:
+    """Work that a device, and a node, may have beyond the paper's cap, in units of `Grid.work`."""
+
+    device: int = 0
+    node: int = 0
+
+
+NO_SLACK = Slack()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +96,15 @@ def tile_nodes(
     problem: Problem,
     direction: Direction,
     shape: Nodes,
-    chunks: tuple[Sequence[Chunk], Sequence[Chunk]],
+    sides: tuple[Side, Side],
     *,
-    pieces: int,
+    levels: Container[Level] = frozenset(Level),
     cost: BlockCost | None = None,
     shipped: bool = False,
     seconds: float = DEFAULT_S,
     prove: bool = False,
     cache: Cache | None = None,
-    slack: int = 0,
+    slack: Slack = NO_SLACK,
     fix_diagonal: bool = False,
 ) -> TwoLevels:
     """Tile the nodes, then the GPUs inside each distinct block.
@@ -83,21 +113,28 @@ def tile_nodes(
         problem: What is computed; cp = nodes x GPUs.
         direction: Forward or backward.
         shape: The cluster.
-        chunks: Coarse query chunks and key chunks, in the order in which nodes own them.
-        pieces: Pieces of a chunk; at least the GPUs of a node.
-        cost: Seconds of a block on one node, from its tiling (a simulator's answer); by default
-            a block weighs its work.
-        shipped: See `account.weights_of`.
+        sides: Coarse query chunks and key chunks, in the order in which nodes own them, each as
+            its pieces, in the order in which GPUs own those; as many in each.
+        levels: NODE and DEVICE are tiled if they are here; else rows are computed by their owners.
+        cost: What a block weighs, a simulator's answer; by default its work.
+        shipped: See `account.weights_of`; weights are rounded.
         seconds: CPU seconds per distinct block, and for the nodes.
         prove: Go for proofs.
         cache: Where answers are kept.
-        slack: Work beyond the cap of a device, and of a node, in units of the device level.
+        slack: Work beyond the caps.
         fix_diagonal: As the authors' code: see `grid.instance_of`.
     """
-    rows, columns = ([_cut(chunk, pieces) for chunk in side] for side in chunks)
-    weights = weights_of(problem, direction, len(rows), len(columns), shipped=shipped)
+    rows, columns = sides
+    weights = rounded(weights_of(problem, direction, len(rows), len(columns), shipped=shipped))
+
+    def solve(instance: Instance, level: Level) -> Assigned:
+        if level not in levels:
+            return _by_row_owner(instance)
+        return assign_cached(instance, cache, seconds=seconds, prove=prove)
+
     known: dict[Instance, int] = {}
     solved: list[tuple[Instance, Assigned]] = []
+    prices: list[float] = []
     kind: list[list[int | None]] = []
     work: list[list[int]] = []
     full = 1
@@ -112,22 +149,23 @@ def tile_nodes(
                 kind[-1].append(None)
                 continue
             instance = instance_of(
-                grid, shape.gpus, weights, slack=slack, fix_diagonal=fix_diagonal
+                grid, shape.gpus, weights, slack=slack.device, fix_diagonal=fix_diagonal
             )
             if instance not in known:
                 known[instance] = len(solved)
-                found = assign_cached(instance, cache, seconds=seconds, prove=prove)
+                found = solve(instance, Level.DEVICE)
                 solved.append((instance, found))
+                prices += [cost(row, column, found)] if cost else []
             kind[-1].append(known[instance])
     if cost is not None:
-        grid = _priced(kind, [cost(instance, found) for instance, found in solved])
+        grid = _priced(kind, prices)
     else:
         grid = Grid(work=tuple(map(tuple, work)), full=full)
-    prices, inside = _links(weights, kind, solved, shape, pieces)
+    weights, inside = _links(weights, kind, solved, shape, len(rows[0]))
     node_instance = instance_of(
-        grid, shape.nodes, prices, slack=slack, fix_diagonal=fix_diagonal, inside=inside
+        grid, shape.nodes, weights, slack=slack.node, fix_diagonal=fix_diagonal, inside=inside
     )
-    nodes = assign_cached(node_instance, cache, seconds=seconds, prove=prove)
+    nodes = solve(node_instance, Level.NODE)
     return TwoLevels(
         allocation=_flat(nodes, kind, solved, shape, (rows, columns)),
         instance=node_instance,
@@ -137,9 +175,30 @@ def tile_nodes(
     )
 
 
-def _cut(chunk: Chunk, pieces: int) -> list[range]:
-    n = len(chunk)
-    return [chunk[k * n // pieces : (k + 1) * n // pieces] for k in range(pieces)]
+def cut(chunks: Sequence[Chunk], pieces: int) -> tuple[tuple[range, ...], ...]:
+    """Cut each coarse chunk into so many pieces, whose lengths differ by at most one token."""
+    return tuple(
+        tuple(
+            chunk[k * len(chunk) // pieces : (k + 1) * len(chunk) // pieces] for k in range(pieces)
+        )
+        for chunk in chunks
+    )
+
+
+def _by_row_owner(instance: Instance) -> Assigned:
+    """Return what is left where a level is not tiled, whatever load that gives."""
+    cells = own_rows(instance)
+    lines = account(instance, cells)
+    value, bound = most(lines), lower_bound(instance)
+    return Assigned(
+        cells=tuple(map(tuple, cells)),
+        value=value,
+        bound=min(bound, value),
+        volume=volume(lines),
+        status=Status.FEASIBLE,
+        seconds=0.0,
+        source="row owner",
+    )
 
 
 def _priced(kind: Sequence[Sequence[int | None]], seconds: Sequence[float]) -> Grid:
@@ -184,7 +243,7 @@ def _flat(
     kind: Sequence[Sequence[int | None]],
     solved: Sequence[tuple[Instance, Assigned]],
     shape: Nodes,
-    sides: tuple[Sequence[Sequence[range]], Sequence[Sequence[range]]],
+    sides: tuple[Side, Side],
 ) -> Allocation:
     """Return the rank of every pair of pieces."""
     rows, columns = sides
@@ -208,7 +267,7 @@ def _flat(
     )
 
 
-def _owned(side: Sequence[Sequence[range]], shape: Nodes, pieces: int) -> Sharding:
+def _owned(side: Side, shape: Nodes, pieces: int) -> Sharding:
     """Return the pieces and their owners: the node of the chunk, and the GPU of the piece."""
     node_of = even_owners(len(side), shape.nodes)
     gpu_of = even_owners(pieces, shape.gpus)

@@ -21,6 +21,7 @@ Order = tuple[int, ...]
 Plan = Callable[[Grid], Assigned]
 _FINALISTS = 4
 _RESTARTS = 6
+_PROMISING = 2
 
 
 def modulo(blocks: int, stride: int) -> Order:
@@ -83,14 +84,7 @@ def find_order(
             "blocks; cross-attention has no order to search"
         )
     plain = tuple(range(blocks))
-    pool = [checked(order, blocks) for order in given]
-    pool += [modulo(blocks, stride) for stride in range(2, blocks)]
-    pool += _grouped(grid, devices, seed)
-    table = np.array(grid.work) > 0
-    ranked = sorted(
-        dict.fromkeys(order for order in pool if order != plain),
-        key=lambda order: _needs(table, order, devices),
-    )
+    ranked = _ranked(grid, [devices], seed, given)
 
     def planned(order: Order) -> Assigned:
         instance = instance_of(reordered(grid, order), devices, weights)
@@ -104,6 +98,40 @@ def find_order(
         if (found.value, found.volume) < (result.value, result.volume):
             best, result = order, found
     return best, result
+
+
+def orders(
+    grid: Grid, levels: Sequence[int], *, seed: int = 0, given: Sequence[Order] = ()
+) -> list[Order]:
+    """Return the orders that look best, unplanned: row owners fetch less than in no order.
+
+    Args:
+        grid: As for `find_order`.
+        levels: Numbers of devices, the most important first: nodes, then all GPUs.
+        seed: Of the search.
+        given: More candidates, which come first where they are as good.
+    """
+    table = np.array(grid.work) > 0
+    plain = [_needs(table, range(len(table)), devices) for devices in levels]
+    ranked = _ranked(grid, levels, seed, given)
+    return [
+        order
+        for order in ranked[:_PROMISING]
+        if [_needs(table, order, devices) for devices in levels] < plain
+    ]
+
+
+def _ranked(grid: Grid, levels: Sequence[int], seed: int, given: Sequence[Order]) -> list[Order]:
+    """Return all candidates but the tokens' own order, fewest needs first."""
+    blocks = len(grid.work)
+    pool = [checked(order, blocks) for order in given]
+    pool += [modulo(blocks, stride) for stride in range(2, blocks)]
+    pool += _grouped(grid, levels[0], seed)
+    table = np.array(grid.work) > 0
+    return sorted(
+        dict.fromkeys(order for order in pool if order != tuple(range(blocks))),
+        key=lambda order: [_needs(table, order, devices) for devices in levels],
+    )
 
 
 def _needs(table: NDArray[np.bool_], order: Sequence[int], devices: int) -> tuple[int, int]:

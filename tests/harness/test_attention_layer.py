@@ -15,7 +15,7 @@ from harness.plan import Tensor as Kind
 from harness.problem import Dtype, Problem
 from harness.tolerance import judge
 from patterns import make_pattern
-from strategies import EVERY_STRATEGY
+from strategies import EVERY_STRATEGY, quick
 from tests.support import ranks
 
 OPTIONS = (
@@ -83,7 +83,7 @@ def right(problem: Problem, found: list[dict[str, Tensor]]) -> list[str]:
     return [str(verdict) for verdict in judge(results, reference) if not verdict.passed]
 
 
-@pytest.mark.parametrize("strategy", [*EVERY_STRATEGY, *OPTIONS])
+@pytest.mark.parametrize("strategy", [*map(quick, EVERY_STRATEGY), *OPTIONS])
 def test_a_layer_over_ranks_is_the_dense_one_with_all_gradients(strategy: str) -> None:
     problem = layer()
     assert right(problem, ranks(2).run(one_rank, problem, strategy)) == []

@@ -30,7 +30,7 @@ CELL = Config(
     head_dim=5,
     dtype=Dtype.FLOAT64,
 )
-EVERY = tuple(strategies.STRATEGIES)
+EVERY = tuple(map(strategies.quick, strategies.STRATEGIES))
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,9 @@ from harness.sizes import linear_flops, piece_bytes, tile_flops
 from harness.verify import check_pair, verify
 from harness.volumes import host_bytes, received_bytes
 from patterns import make_pattern
-from strategies import EVERY_STRATEGY, strategy
+from strategies import DIRECT, strategy
 
-every_strategy = pytest.mark.parametrize("name", EVERY_STRATEGY)
+every_strategy = pytest.mark.parametrize("name", DIRECT)
 KEEPING = (
     "checkpoint=layer",
     "checkpoint=attention",

@@ -35,7 +35,7 @@ def run(config: Config) -> Both:
     return run_both(plans, tensors, lambda: LocalTransport(config.cp), account=True)
 
 
-@pytest.mark.parametrize("strategy", [*strategies.STRATEGIES, *VARIANTS])
+@pytest.mark.parametrize("strategy", [*map(strategies.quick, strategies.STRATEGIES), *VARIANTS])
 @pytest.mark.parametrize("pattern", ["causal", "star", "documents:lengths=17+1+43"])
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT64, Dtype.BFLOAT16])
 def test_the_ledger_equals_the_account_to_the_byte(

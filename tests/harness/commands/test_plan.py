@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from harness.plan import Plan, Tile, from_json, grid, to_json
 from harness.problem import Direction, Problem
 from harness.sizes import tile_flops
 from patterns import make_pattern
-from strategies import STRATEGIES, strategy
+from strategies import STRATEGIES, quick, strategy
 
 SMALL = ["--cp", "4", "--seqlen", "64", "--heads-q", "4", "--heads-kv", "2", "--head-dim", "16"]
 
@@ -47,7 +48,7 @@ def test_the_grid_and_a_summary_are_printed(
     assert captured.err == ""
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("name", [quick(name) for name in STRATEGIES])
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_saved_plan_comes_back_equal(
     name: str, direction: Direction, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -147,3 +148,28 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call("--help")
     assert "  python -m harness plan --strategy zigzag" in capsys.readouterr().out
+
+
+def test_blocks_are_shown_by_rank_with_every_ranks_account(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call("--strategy", "owner", *SMALL, "--show", "table") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"q3 @3 +3 +3 +3 +3\n", printed)
+    assert re.search(r"^ +0 +0 +0 +0 +3 ", printed, re.MULTILINE)  # k0 goes to three others
+    assert "received MiB" in printed
+
+
+def test_a_timeline_and_the_levels_of_a_planner_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--strategy", "ultraattn:seconds=0.02", *SMALL, "--pattern", "star"]
+    assert call(*words, "--show", "timeline") == 0
+    printed = capsys.readouterr().out
+    assert "compute" in printed
+    assert re.search(r"^schedule +[0-9.]+ ms, bound", printed, re.MULTILINE)
+    assert call(*words, "--json") == 0
+    levels = json.loads(capsys.readouterr().out)["levels"]
+    assert set(levels) >= {"remap", "kernel", "schedule", "makespan_s"}
+    assert call("--strategy", "ring", *SMALL, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["levels"] == {}

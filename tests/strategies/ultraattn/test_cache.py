@@ -89,7 +89,7 @@ def test_ctrl_c_while_writing_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(json, "dump", stop)
+        patch.setattr(Path, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             cache.put(_EASY, found)
     assert list(tmp_path.iterdir()) == []

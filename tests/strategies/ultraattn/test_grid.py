@@ -42,15 +42,22 @@ def test_a_pattern_that_refines_has_the_grid_of_its_refined_table() -> None:
 
 def test_uneven_chunks_weigh_their_exact_areas() -> None:
     pattern = make_pattern("causal", 7)
-    parts = split(7, 3)  # 2, 2, 3 tokens
+    parts = [range(2), range(2, 6), range(6, 7)]
     grid = grid_of(pattern, parts, parts)
-    assert grid.work == ((3, 0, 0), (4, 3, 0), (6, 6, 6))
-    assert grid.full == 9
+    assert grid.work == ((3, 0, 0), (8, 10, 0), (2, 4, 1))
+    assert grid.full == 16
+
+
+def test_chunks_that_differ_by_a_token_are_alike() -> None:
+    for seqlen in (7, 8, 1001, 1003):
+        parts = split(seqlen, 3)
+        grid = grid_of(make_pattern("causal", seqlen), parts, parts)
+        assert (grid.work, grid.full) == (((1, 0, 0), (2, 1, 0), (2, 2, 1)), 2)
 
 
 def test_large_uneven_chunks_are_rounded_but_never_to_nothing() -> None:
     pattern = make_pattern("causal", 100_003)
-    parts = split(100_003, 3)
+    parts = [range(33_330), range(33_330, 66_668), range(66_668, 100_003)]
     grid = grid_of(pattern, parts, parts)
     assert grid.full == 4096
     assert [w for row in grid.work for w in row if w] == pytest.approx(

@@ -1,6 +1,7 @@
 """Two levels: shared blocks, both link classes, costs of blocks, and whole allocations."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,14 +9,15 @@ from harness.milp import Status
 from harness.problem import Direction, Problem
 from harness.sharding import split
 from strategies.ultraattn.account import account, most
-from strategies.ultraattn.node import Nodes, TwoLevels, tile_nodes
+from strategies.ultraattn.device import Assigned
+from strategies.ultraattn.node import Nodes, TwoLevels, cut, tile_nodes
 from strategies.ultraattn.remap import modulo
 from tests.support import problem
 
 
 def tiled(p: Problem, shape: Nodes, size: int, pieces: int = 4, **options: object) -> TwoLevels:
-    chunks = split(p.seqlen_q, size), split(p.seqlen_kv, size)
-    return tile_nodes(p, Direction.FORWARD, shape, chunks, pieces=pieces, seconds=0.5, **options)  # type: ignore[arg-type]
+    sides = cut(split(p.seqlen_q, size), pieces), cut(split(p.seqlen_kv, size), pieces)
+    return tile_nodes(p, Direction.FORWARD, shape, sides, seconds=0.5, **options)  # type: ignore[arg-type]
 
 
 def test_every_pair_of_positions_has_one_rank_exactly_where_it_is_allowed() -> None:
@@ -39,8 +41,8 @@ def test_equal_blocks_are_planned_once() -> None:
 
 def test_the_nodes_reach_the_known_optimum_of_causal() -> None:
     p = problem("causal", 8 * 2 * 6, cp=8, heads=(6, 6))
-    chunks = split(p.seqlen_q, 8), split(p.seqlen_kv, 8)
-    plan = tile_nodes(p, Direction.FORWARD, Nodes(nodes=4, gpus=2), chunks, pieces=2, prove=True)
+    side = cut(split(p.seqlen_q, 8), 2)
+    plan = tile_nodes(p, Direction.FORWARD, Nodes(nodes=4, gpus=2), (side, side), prove=True)
     assert (plan.nodes.value, plan.nodes.status) == (8, Status.OPTIMAL)
 
 
@@ -69,8 +71,12 @@ def test_both_link_classes_are_in_the_objective() -> None:
 
 def test_blocks_may_weigh_what_a_simulator_says() -> None:
     p = problem("causal", 96, cp=4, heads=(6, 6))
-    plan = tiled(p, Nodes(nodes=2, gpus=2), 4, cost=lambda instance, _: 1e-3 * instance.total**2)
-    full, half = 256, 64  # twice the work, four times the seconds
+
+    def cost(row: Sequence[range], column: Sequence[range], _: Assigned) -> float:
+        return 1e-3 * int(p.pattern.areas(row, column).sum()) ** 2
+
+    plan = tiled(p, Nodes(nodes=2, gpus=2), 4, cost=cost)
+    full, half = 256, round(256 * (25 / 48) ** 2)  # a triangle of 24 rows has 25 / 48 of its square
     assert plan.instance.work[0][0] == half
     assert plan.instance.work[1][0] == full
 
@@ -79,14 +85,13 @@ def test_strided_in_original_order_needs_no_traffic_between_nodes_after_its_rema
     p = problem("strided_original", 320, cp=8, heads=(6, 6))
     parts = split(320, 16)
     order = modulo(16, 4)
-    chunks = [parts[block] for block in order]
     for nodes in (2, 4):
+        side = cut([parts[block] for block in order], 8 // nodes)
         plan = tile_nodes(
             p,
             Direction.BACKWARD,
             Nodes(nodes=nodes, gpus=8 // nodes),
-            (chunks, chunks),
-            pieces=8 // nodes,
+            (side, side),
             seconds=0.3,
         )
         assert plan.nodes.value == 0

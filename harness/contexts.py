@@ -1,0 +1,32 @@
+"""What planners are told about the machine that a plan is made for."""
+
+from functools import lru_cache, partial
+
+from harness.cluster import Cluster
+from harness.plan import Plan
+from harness.problem import Direction, Problem
+from harness.simulate import simulate
+from harness.strategy import Context
+from harness.verify import verify
+from strategies import strategy
+
+
+@lru_cache(maxsize=32)  # equal machines give one context, by which plans are remembered
+def context_on(machine: Cluster) -> Context:
+    """Return the context of plans for a cluster: its speeds, a simulator, others' plans."""
+    return Context(
+        gpus_per_node=machine.gpus_per_node,
+        cluster=machine,
+        evaluate=partial(_seconds, machine),
+        others=partial(_planned, machine),
+    )
+
+
+def _seconds(machine: Cluster, plan: Plan) -> float:
+    return simulate(verify(plan), machine).makespan_s
+
+
+def _planned(machine: Cluster, text: str, problem: Problem, direction: Direction) -> Plan:
+    """Plan another strategy; raises as it does."""
+    plain = Context(gpus_per_node=machine.gpus_per_node)
+    return strategy(text).plan(problem, direction, plain)

@@ -1,0 +1,140 @@
+"""What each level of UltraAttn's planner adds, simulated: a table per cluster size.
+
+PYTHONPATH=. .venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
+
+Levels are added one by one, from row owners without a schedule to all of them; `paper` is
+`ultraattn-paper`, `candidates` all levels with other strategies' plans allowed.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import date
+from itertools import pairwise
+from math import exp, log
+
+from harness.cluster import DEFAULT, cluster
+from harness.contexts import context_on
+from harness.errors import UnsupportedError
+from harness.problem import Direction, Dtype, Problem
+from harness.workers import spread
+from patterns import make_pattern
+from strategies import strategy
+
+PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
+ADDED = {
+    "rows": "levels=none",
+    "+remap": "levels=remap",
+    "+node": "levels=remap+node",
+    "+device": "levels=remap+node+device",
+    "+kernel": "levels=remap+node+device+kernel",
+    "+schedule": "levels=all",
+    "candidates": "candidates=true",
+}
+OTHERS = ("owner", "ring", "zigzag", "stripe", "ulysses", "usp")
+Job = tuple[str, int, int, int, str]
+Rows = dict[str, dict[str, float | None]]
+"""Seconds per direction and variant; None where it refuses."""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--cp", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[131072])
+    parser.add_argument("--heads", type=int, nargs="+", default=[32])
+    parser.add_argument("--pattern", nargs="+", default=list(PATTERNS))
+    parser.add_argument("--cluster", default=DEFAULT)
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    start = time.perf_counter()
+    jobs = [
+        (pattern, cp, seqlen, heads, args.cluster)
+        for cp in args.cp
+        for seqlen in args.seqlen
+        for heads in args.heads
+        for pattern in args.pattern
+    ]
+    found = dict(spread(times_of, jobs, jobs=args.jobs, lost=_lost))
+    print(f"# What each level adds, simulated on {args.cluster}\n")
+    print(
+        f"{date.today().isoformat()}; head_dim 128, bfloat16, milliseconds; datasheet speeds "
+        "unless the cluster is calibrated.\n"
+    )
+    header = ["pattern", "cp", "S", "heads", "", *ADDED, "paper", *OTHERS]
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for job in jobs:
+        for direction, row in found[job].items():
+            cells = [job[0], str(job[1]), f"{job[2] // 1024}K", str(job[3]), direction[:3]]
+            print("| " + " | ".join([*cells, *map(_shown, row.values())]) + " |")
+    print(f"\n{_summary(found.values())}\n")
+    print(f"Planned and simulated in {time.perf_counter() - start:.0f} s.", file=sys.stderr)
+
+
+def times_of(job: Job) -> tuple[Job, Rows]:
+    """Seconds of every variant in both directions; None where it refuses."""
+    pattern, cp, seqlen, heads, machine_name = job
+    machine = cluster(machine_name)
+    context = context_on(machine)
+    assert context.evaluate is not None
+    problem = Problem(
+        pattern=make_pattern(pattern, seqlen),
+        heads_q=heads,
+        heads_kv=heads,
+        head_dim=128,
+        dtype=Dtype.BFLOAT16,
+        cp=cp,
+    )
+    texts = {
+        **{name: f"ultraattn:{options}" for name, options in ADDED.items()},
+        "paper": "ultraattn-paper",
+        **{name: name for name in OTHERS},
+    }
+    found: Rows = {}
+    for direction in Direction:
+        row = found[direction.value] = {}
+        for name, text in texts.items():
+            try:
+                plan = strategy(text).plan(problem, direction, context)
+                row[name] = context.evaluate(plan)
+            except UnsupportedError:
+                row[name] = None
+    return job, found
+
+
+def _lost(job: Job) -> tuple[Job, Rows]:
+    return job, {}
+
+
+def _shown(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _summary(found: Iterable[Rows]) -> str:
+    """Geometric means of each step and against each other strategy."""
+    rows = [row for both in found for row in both.values()]
+    steps = list(pairwise(list(ADDED)[:-1]))
+    lines = [f"- {after}: {_ratio(rows, before, after)}" for before, after in steps]
+    lines += [
+        f"- {other} over all levels: {_ratio(rows, other, '+schedule')}"
+        for other in ("paper", *OTHERS)
+    ]
+    return "\n".join(lines)
+
+
+def _ratio(rows: Sequence[dict[str, float | None]], slow: str, fast: str) -> str:
+    ratios = [
+        row_slow / row_fast
+        for row in rows
+        if (row_slow := row[slow]) is not None and (row_fast := row[fast]) is not None
+    ]
+    if not ratios:
+        return "refused everywhere"
+    mean = exp(sum(map(log, ratios)) / len(ratios))
+    return f"{mean:.3f}x geometric mean, {min(ratios):.3f} to {max(ratios):.3f}"
+
+
+if __name__ == "__main__":
+    main()

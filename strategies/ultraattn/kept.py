@@ -1,0 +1,66 @@
+"""A folder of whole plans, so that a problem is planned once, whichever process asks first.
+
+Plans are found by a hash of everything that decides them, this project's own code included. While
+one process plans, others that ask for the same plan wait for it: a search under a time limit ends
+elsewhere in each process, and ranks that plan for themselves must come to the same plan. What
+cannot be read is planned again, and where nothing can be written nothing is kept.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.caching import cache_folder, code_hash
+from harness.files import write_whole
+
+Kept = Mapping[str, Any]
+"""What is kept of a plan, as JSON."""
+
+
+def key_of(**what: object) -> str:
+    """Return a hash of what decides a plan, by `repr`, and of the code."""
+    text = json.dumps({name: repr(value) for name, value in what.items()}, sort_keys=True)
+    return hashlib.sha256((text + code_hash()).encode()).hexdigest()
+
+
+def kept(key: str, make: Callable[[], Kept]) -> Kept:
+    """Return what is kept under a key; make and keep it if there is nothing.
+
+    Args:
+        key: See `key_of`.
+        make: Makes it, in one process at a time.
+    """
+    from filelock import FileLock, Timeout
+
+    path = cache_folder() / "plans" / f"{key}.json"
+    found = _read(path)
+    if found is not None:
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))
+        lock.acquire()
+    except (OSError, NotImplementedError, Timeout):  # a folder that takes no files
+        return make()
+    try:
+        found = _read(path)
+        if found is None:
+            found = make()
+            with suppress(OSError):  # a full disk
+                write_whole(path, json.dumps(found))
+        return found
+    finally:
+        lock.release()
+        with suppress(OSError):
+            path.with_suffix(".lock").unlink()
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,160 @@
+"""Where tokens live: how fine the sequence is cut, in which order blocks lie, and who owns them.
+
+A layout lists coarse chunks in the order in which nodes own them, each as the pieces that the
+node's GPUs own in order. Both directions of a problem share one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+from math import lcm
+
+from harness.problem import Problem
+from harness.sharding import Sharding, split
+from patterns import Pattern, remap_order
+from strategies.ultraattn.account import even_owners
+from strategies.ultraattn.grid import degree, grid_of, imbalance
+from strategies.ultraattn.node import Side
+from strategies.ultraattn.remap import Order, orders
+
+EPSILON = 0.1  # the paper publishes no value
+_EVEN = 0.02  # imbalance that twice as many parts are not tried for
+_FINEST = 64  # parts that a pattern's edges are looked for in
+_MOST = 32  # parts per node: a tiling of more takes long and gains little
+_ORDERED = 32  # blocks that an order is searched for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who owns what.
+
+    Attributes:
+        queries: Query chunks.
+        keys: Key chunks.
+        order: The order of the sequence's blocks; empty when it is the tokens' own.
+    """
+
+    queries: Side
+    keys: Side
+    order: Order = ()
+
+
+def nodes_and_gpus(cp: int, gpus_per_node: int) -> tuple[int, int]:
+    """Split cp ranks into equal nodes of at most `gpus_per_node` neighbours."""
+    gpus = max(size for size in range(1, min(cp, gpus_per_node) + 1) if cp % size == 0)
+    return cp // gpus, gpus
+
+
+def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator[Layout]:
+    """Yield layouts that are worth a plan, the tokens' own order first.
+
+    Args:
+        problem: What is computed.
+        nodes: How many.
+        gpus: GPUs per node.
+        remap: Other orders too.
+    """
+    size = parts(problem.pattern, nodes, gpus)
+    yield _plain(problem, size, nodes)
+    if 2 * size <= _MOST * nodes and uneven(problem.pattern, size, nodes * gpus) > _EVEN:
+        yield _plain(problem, 2 * size, nodes)
+    if 1 < nodes <= 4 and size % (2 * nodes) == 0:
+        # Two chunks to a node: blocks that a node may give away are smaller.
+        yield _plain(problem, size, 2 * nodes)
+    if not remap or problem.seqlen_q != problem.seqlen_kv:
+        return
+    for order in found_orders(problem, size, nodes, gpus):
+        side = _sides(_in_order(problem.seqlen_q, size, order), nodes)
+        yield Layout(queries=side, keys=side, order=order)
+
+
+def _plain(problem: Problem, size: int, coarse: int) -> Layout:
+    return Layout(
+        queries=_sides(split(problem.seqlen_q, size), coarse),
+        keys=_sides(split(problem.seqlen_kv, size), coarse),
+    )
+
+
+def parts(pattern: Pattern, nodes: int, gpus: int) -> int:
+    """Return into how many parts the sequence is cut.
+
+    A multiple of the ranks; of the pattern's own blocks too, where that is not too fine; and of
+    those the first whose load can be even enough (see `grid.degree`).
+    """
+    ranks = nodes * gpus
+    step = lcm(ranks, grain(pattern))
+    if step > _MOST * nodes:
+        step = ranks
+    size = degree(pattern, ranks, EPSILON, step=step)
+    return size if size <= _MOST * nodes else step
+
+
+def uneven(pattern: Pattern, size: int, ranks: int) -> float:
+    """Return r(P) of a pattern cut into `size` parts (see `grid.imbalance`)."""
+    chunks = [split(length, size) for length in (pattern.seqlen_q, pattern.seqlen_kv)]
+    return imbalance(grid_of(pattern, *chunks), ranks)
+
+
+@lru_cache(maxsize=256)
+def grain(pattern: Pattern) -> int:
+    """Return the fewest even parts between which all straight edges of a pattern fall.
+
+    1 for a pattern without any, or with edges that no 64 parts meet.
+    """
+    rows = {edge for band in pattern.bands for edge in (band.q0, band.q1)}
+    columns = {edge for band in pattern.bands for edge in (band.k0, band.k1)}
+    for size in range(1, _FINEST + 1):
+        if all(
+            edges <= {length * i // size for i in range(size + 1)}
+            for edges, length in ((rows, pattern.seqlen_q), (columns, pattern.seqlen_kv))
+        ):
+            return size
+    return 1
+
+
+def found_orders(problem: Problem, size: int, nodes: int, gpus: int) -> list[Order]:
+    """Return orders of the sequence's blocks, the pattern's own first, the most promising next.
+
+    Blocks are those between which the pattern's edges fall, or one per rank.
+    """
+    own = remap_order(problem.pattern)
+    given = [] if own is None else [tuple(own)]
+    blocks = lcm(grain(problem.pattern), nodes if nodes > 1 else gpus)
+    if blocks > _ORDERED or size % blocks:
+        return [order for order in given if size % len(order) == 0]
+    pieces = split(problem.seqlen_q, blocks)
+    grid = grid_of(problem.pattern, pieces, pieces)
+    same = [order for order in given if len(order) == blocks]
+    levels = (nodes, nodes * gpus) if nodes > 1 else (gpus,)
+    return orders(grid, [n for n in levels if n <= blocks], given=same)
+
+
+def _in_order(seqlen: int, size: int, order: Sequence[int]) -> list[range]:
+    fine = split(seqlen, size)
+    each = size // len(order)
+    return [part for block in order for part in fine[block * each : (block + 1) * each]]
+
+
+def _sides(fine: Sequence[range], coarse: int) -> Side:
+    each = len(fine) // coarse
+    return tuple(tuple(fine[c * each : (c + 1) * each]) for c in range(coarse))
+
+
+def by_rank(side: Side, nodes: int, gpus: int) -> Sharding:
+    """Return who owns the tokens of a side, in the fewest chunks: runs of one rank's are one."""
+    node_of, gpu_of = even_owners(len(side), nodes), even_owners(len(side[0]), gpus)
+    chunks: list[range] = []
+    owned: list[list[int]] = [[] for _ in range(nodes * gpus)]
+    owners = [(node_of[c], gpu_of[p]) for c in range(len(side)) for p in range(len(side[0]))]
+    pieces = list(chain.from_iterable(side))
+    starts = [0, *(at for at, _ in enumerate(pairwise(pieces), 1) if _breaks(pieces, owners, at))]
+    for start, stop in pairwise([*starts, len(pieces)]):
+        node, gpu = owners[start]
+        owned[node * gpus + gpu].append(len(chunks))
+        chunks.append(range(pieces[start].start, pieces[stop - 1].stop))
+    return Sharding(tuple(chunks), tuple(map(tuple, owned)))
+
+
+def _breaks(pieces: Sequence[range], owners: Sequence[tuple[int, int]], at: int) -> bool:
+    return owners[at] != owners[at - 1] or pieces[at].start != pieces[at - 1].stop

@@ -1,0 +1,117 @@
+"""UltraAttn: which rank computes which block is solved for, level by level.
+
+    remap      order the blocks of the sequence so that few others are needed
+    node       give blocks of a coarse grid to nodes: largest traffic least, loads capped
+    device     give the pieces of each block to the node's GPUs, likewise
+    kernel     fuse tiles and transfers where the whole plan gains
+    schedule   order what each stream does
+
+    four ranks, first column and diagonal: 4 chunks for the busiest rank, 6 at the rows' owners
+
+    1 . . .
+    2 1 . .        block (i, j) is at the rank shown; rows and columns are owned in order
+    2 . 3 .
+    4 . . 4
+
+`ultraattn-paper` plans as the public code does (see `Mode.published`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from harness.levels import read_levels
+from harness.plan import Plan, from_json, to_json
+from harness.problem import Direction, Problem
+from harness.strategy import Context, Options, Strategy
+from strategies.ultraattn.kept import Kept, kept, key_of
+from strategies.ultraattn.planner import Mode, Planned, plan_both
+
+PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan all levels that are on; legal for every problem."""
+    return replace(_both(problem, _mode(options), context)[direction].plan, strategy=name)
+
+
+def plan_published(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan as the public code does; legal for every problem."""
+    mode = replace(_mode(options), published=True)
+    return replace(_both(problem, mode, context)[direction].plan, strategy=name)
+
+
+def report(
+    problem: Problem, direction: Direction, options: Options, context: Context
+) -> Mapping[str, Any]:
+    """Return what each level of the plan came to."""
+    return _both(problem, _mode(options), context)[direction].report
+
+
+def report_published(
+    problem: Problem, direction: Direction, options: Options, context: Context
+) -> Mapping[str, Any]:
+    """Return what each level of the published kind of plan came to."""
+    mode = replace(_mode(options), published=True)
+    return _both(problem, mode, context)[direction].report
+
+
+def _mode(options: Options) -> Mode:
+    return Mode(
+        levels=read_levels(options.levels),
+        seconds=options.seconds,
+        prove=options.prove,
+        candidates=options.candidates,
+    )
+
+
+@lru_cache(maxsize=16)  # so that both directions are of one search even where nothing can be kept
+def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, Planned]:
+    """Return both directions' plans, from what is kept or else made and kept."""
+
+    def make() -> Kept:
+        return {
+            direction.value: {"plan": to_json(each.plan), "report": each.report}
+            for direction, each in plan_both(problem, mode, context).items()
+        }
+
+    key = key_of(
+        problem=problem,
+        bands=problem.pattern.bands,
+        mode=mode,
+        gpus_per_node=context.gpus_per_node,
+        cluster=context.cluster,
+        others=context.others is not None,
+    )
+    both = kept(key, make)
+    return {
+        direction: Planned(plan=from_json(each["plan"], problem), report=each["report"])
+        for direction in Direction
+        for each in (both[direction.value],)
+    }
+
+
+_ACCEPTS = frozenset({"levels", "seconds", "prove"})
+
+STRATEGY = Strategy(
+    name="ultraattn",
+    summary="solves for which rank computes each block",
+    paper=PAPER,
+    plan=plan,
+    report=report,
+    accepts=_ACCEPTS | {"candidates"},
+)
+
+PUBLISHED = Strategy(
+    name="ultraattn-paper",
+    summary="the same, planned as its public code does",
+    paper=PAPER,
+    plan=plan_published,
+    report=report_published,
+    accepts=_ACCEPTS,
+)

@@ -1,0 +1,211 @@
+"""The strategy as a whole: right for any table, no slower than what it improves, kept once."""
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.cluster import cluster
+from harness.contexts import context_on
+from harness.levels import Level, read_levels, spell_levels
+from harness.plan import Plan, legs_of
+from harness.problem import Direction, Dtype, Problem
+from harness.simulate import simulate
+from harness.strategy import Context
+from harness.verify import verify
+from patterns import make_pattern
+from strategies import strategy
+from strategies.ultraattn import strategy as module
+from tests.harness.numeric import table_pattern, wrong
+from tests.support import problem
+
+QUICK = "seconds=0.02"
+HEADS = ((6, 2), (5, 5), (3, 1))
+
+
+def both(text: str, p: Problem, context: Context | None = None) -> list[Plan]:
+    chosen = strategy(text)
+    return [chosen.plan(p, direction, context) for direction in Direction]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    cells = draw(
+        st.lists(
+            st.lists(st.sampled_from((0, 1, 1, 2)), min_size=columns, max_size=columns),
+            min_size=rows,
+            max_size=rows,
+        )
+    )
+    heads_q, heads_kv = draw(st.sampled_from(HEADS))
+    return Problem(
+        pattern=table_pattern(cells, draw(st.integers(1, 41)), draw(st.integers(1, 43))),
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        head_dim=8,
+        batch=draw(st.integers(1, 2)),
+        dtype=draw(st.sampled_from((Dtype.FLOAT64, Dtype.FLOAT64, Dtype.BFLOAT16))),
+        cp=draw(st.integers(1, 8)),
+    )
+
+
+levels = st.sets(st.sampled_from(Level)).map(frozenset).map(spell_levels)
+
+
+@given(problems(), st.sampled_from(("ultraattn", "ultraattn-paper")), levels, st.integers(1, 8))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+def test_any_table_is_planned_proved_and_right(
+    p: Problem, name: str, some: str, gpus_per_node: int
+) -> None:
+    plans = both(f"{name}:{QUICK},levels={some}", p, Context(gpus_per_node=gpus_per_node))
+    assert not wrong(*plans)
+
+
+@pytest.mark.parametrize("name", ["ultraattn", "ultraattn-paper"])
+@pytest.mark.parametrize(("cp", "gpus"), [(2, 8), (6, 3), (8, 2)])
+@pytest.mark.parametrize("pattern", ["causal", "strided_original", "window:left=9,right=2"])
+def test_patterns_of_all_kinds_are_right_on_one_node_and_several(
+    name: str, cp: int, gpus: int, pattern: str
+) -> None:
+    p = problem(pattern, 101, cp=cp, dims=(8, 6))
+    assert not wrong(*both(f"{name}:{QUICK}", p, Context(gpus_per_node=gpus)))
+
+
+def large(pattern: str, cp: int, heads: int = 2) -> Problem:
+    return Problem(
+        pattern=make_pattern(pattern, 65536),
+        heads_q=heads,
+        heads_kv=heads,
+        head_dim=128,
+        dtype=Dtype.BFLOAT16,
+        cp=cp,
+    )
+
+
+def seconds(plan: Plan) -> float:
+    return simulate(verify(plan), cluster()).makespan_s
+
+
+@pytest.mark.parametrize(("pattern", "cp"), [("star", 8), ("causal", 16)])
+def test_it_is_no_slower_than_row_owners(pattern: str, cp: int) -> None:
+    p, context = large(pattern, cp), context_on(cluster())
+    for direction in Direction:
+        ours = strategy("ultraattn:seconds=0.1").plan(p, direction, context)
+        assert seconds(ours) <= seconds(strategy("owner").plan(p, direction, context))
+
+
+def crossing(plan: Plan, gpus: int) -> int:
+    legs = [leg for task in plan.tasks for leg in legs_of(task)]
+    return sum(leg.src.rank // gpus != leg.dst.rank // gpus for leg in legs)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_found_remap_leaves_strided_nothing_to_send_between_nodes(nodes: int) -> None:
+    p = large("strided_original", 8)
+    context = Context(gpus_per_node=8 // nodes)
+    found = both(f"ultraattn:{QUICK}", p, context)
+    assert [crossing(plan, 8 // nodes) for plan in found] == [0, 0]
+    plain = both(f"ultraattn:{QUICK},levels=node+device+kernel+schedule", p, context)
+    assert all(crossing(plan, 8 // nodes) for plan in plain)
+
+
+def test_without_levels_it_is_the_row_owners_plan() -> None:
+    p = problem("causal", 101, cp=4)
+    for ours, owners in zip(both("ultraattn:levels=none", p), both("owner", p), strict=True):
+        assert ours.tasks == owners.tasks
+
+
+def test_its_report_names_what_each_level_came_to() -> None:
+    p, context = large("causal", 16), context_on(cluster())
+    chosen = strategy(f"ultraattn:{QUICK}")
+    report = chosen.strategy.report
+    assert report is not None
+    said = report(p, Direction.BACKWARD, chosen.options, context)
+    assert set(said) >= {"remap", "node", "device", "kernel", "schedule", "makespan_s"}
+    assert all(each["bound"] <= each["value"] for each in [said["node"], *said["device"]])
+    plan = chosen.plan(p, Direction.BACKWARD, context)
+    # A tile that has come to be the first of its accumulator costs a little less than was said.
+    assert seconds(plan) == pytest.approx(said["makespan_s"], rel=0.02)
+
+
+def test_a_faster_plan_of_another_strategy_is_taken_and_named() -> None:
+    p, context = large("full", 8, heads=8), context_on(cluster())
+    chosen = strategy(f"ultraattn:{QUICK},candidates=true")
+    report = chosen.strategy.report
+    assert report is not None
+    said = report(p, Direction.FORWARD, chosen.options, context)
+    assert min(said["candidates_s"], key=said["candidates_s"].get) == (
+        said["fallback"] or "ultraattn"
+    )
+    assert set(said["candidates_s"]) >= {"ultraattn", "ring", "zigzag", "stripe", "ulysses"}
+    times = [sum(map(seconds, both(n, p, context))) for n in ("ring", "zigzag", "stripe")]
+    assert sum(map(seconds, both(f"ultraattn:{QUICK},candidates=true", p, context))) <= (
+        min(times) * 1.01
+    )
+
+
+def test_a_plan_is_made_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    p = problem("star", 83, cp=3)
+    module._both.cache_clear()
+    first = both(f"ultraattn:{QUICK}", p)
+
+    def never(*_: object) -> None:
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(module, "plan_both", never)
+    module._both.cache_clear()
+    assert both(f"ultraattn:{QUICK}", p) == first
+    (kept,) = (tmp_path / "plans").glob("*.json")
+    kept.write_text("{")
+    module._both.cache_clear()
+    with pytest.raises(AssertionError, match="planned again"):
+        both(f"ultraattn:{QUICK}", p)
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("CPBENCH_CACHE", str(file / "under"))
+    module._both.cache_clear()
+    forward, backward = both(f"ultraattn:{QUICK}", problem("star", 85, cp=3))
+    assert not wrong(forward, backward)
+
+
+def _hashes(folder: str, seed: int, queue: "multiprocessing.Queue[tuple[str, ...]]") -> None:
+    import os
+
+    os.environ["CPBENCH_CACHE"] = folder
+    np.random.default_rng(seed)
+    p = problem("causal", 211, cp=4)
+    queue.put(tuple(plan.hash for plan in both("ultraattn:seconds=0.1", p)))
+
+
+def test_processes_that_plan_at_once_come_to_one_plan(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue: multiprocessing.Queue[tuple[str, ...]] = context.Queue()
+    ranks = [
+        context.Process(target=_hashes, args=(str(tmp_path), seed, queue)) for seed in range(3)
+    ]
+    for rank in ranks:
+        rank.start()
+    found = {queue.get(timeout=120) for _ in ranks}
+    for rank in ranks:
+        rank.join()
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("text", ["all", "none", "device", "node+device", "remap+kernel+schedule"])
+def test_levels_are_read_and_spelled(text: str) -> None:
+    assert spell_levels(read_levels(text)) == text
+
+
+def test_an_unknown_level_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="'gpu' is unknown; join some of remap, node, device"):
+        read_levels("gpu+node")
