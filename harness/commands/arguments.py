@@ -156,17 +156,21 @@ def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe one problem."""
-    group = parser.add_argument_group("problem")
-    group.add_argument("--pattern", default="causal", help="who attends whom (see `list`)")
-    group.add_argument("--seqlen", type=length, default=length("128k"), help="tokens, all ranks")
+    group = parser.add_argument_group("problem (defaults in parentheses)")
+    group.add_argument("--pattern", default="causal", help="who attends whom, see `list` (causal)")
+    group.add_argument(
+        "--seqlen", type=length, default=length("128k"), help="tokens, all ranks (128k)"
+    )
     group.add_argument("--seqlen-kv", type=length, help="keys, for cross-attention")
-    group.add_argument("--heads-q", type=count, default=32, help="query heads")
-    group.add_argument("--heads-kv", type=count, help="KV heads (default: as --heads-q)")
-    group.add_argument("--head-dim", type=count, default=128, help="width of q and k")
-    group.add_argument("--head-dim-v", type=count, help="width of v (default: as --head-dim)")
-    group.add_argument("--batch", type=count, default=1, help="sequences side by side")
-    group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision")
-    group.add_argument("--cp", type=degree, default=8, help="context-parallel degree")
+    group.add_argument("--heads-q", type=count, default=32, help="query heads (%(default)s)")
+    group.add_argument("--heads-kv", type=count, help="KV heads (as --heads-q)")
+    group.add_argument("--head-dim", type=count, default=128, help="width of q and k (%(default)s)")
+    group.add_argument("--head-dim-v", type=count, help="width of v (as --head-dim)")
+    group.add_argument(
+        "--batch", type=count, default=1, help="sequences side by side (%(default)s)"
+    )
+    group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision (bfloat16)")
+    group.add_argument("--cp", type=degree, default=8, help="context-parallel degree (%(default)s)")
     group.add_argument(
         "--scope",
         type=choice(Scope),

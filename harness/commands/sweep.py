@@ -105,13 +105,22 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--rotary", type=listed(positive), help="layers: bases of rotary angles")
     shapes = f"layers of {', '.join(MODELS)}, or of key=value pairs"
     axes.add_argument("--model", type=model, help=shapes)
-    runs = parser.add_argument_group("measured cells")
-    runs.add_argument("--iterations", type=count, default=Limits().iterations, help="that count")
-    runs.add_argument("--warmup", type=count, default=Limits().warmup, help="that do not count")
-    runs.add_argument("--threads", type=count, default=1, help="of each rank")
-    runs.add_argument("--timeout", type=positive, default=Limits().timeout_s, help="s, per cell")
+    runs = parser.add_argument_group("measured cells (defaults in parentheses)")
     runs.add_argument(
-        "--memory", type=positive, default=Limits().memory_bytes / _GIB, help="GiB, per rank"
+        "--iterations", type=count, default=Limits().iterations, help="that count (%(default)s)"
+    )
+    runs.add_argument(
+        "--warmup", type=count, default=Limits().warmup, help="that do not (%(default)s)"
+    )
+    runs.add_argument("--threads", type=count, default=1, help="of each rank (%(default)s)")
+    runs.add_argument(
+        "--timeout", type=positive, default=Limits().timeout_s, help="s, per cell (%(default)g)"
+    )
+    runs.add_argument(
+        "--memory",
+        type=positive,
+        default=Limits().memory_bytes / _GIB,
+        help="GiB, per rank (%(default)g)",
     )
     out = parser.add_argument_group("results")
     out.add_argument("-o", "--output", type=Path, help="folder (default: results/<time>)")

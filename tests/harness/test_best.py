@@ -64,6 +64,7 @@ def test_the_fastest_of_each_direction_and_of_both_are_found() -> None:
             *(cell("owner", F, 1.7), cell("owner", B, 2.0)),
             cell("grid", F, 1.5),  # its backward did not run: no candidate for both
             cell("grid", B, None, status=Status.ERROR),
+            cell("stripe", F, 1.9),  # nor was its backward asked for
         ]
     )
     assert text[1].split() == [*("forward", "ms", "backward", "ms", "both", "ms", "peak", "error")]

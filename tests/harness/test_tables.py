@@ -170,7 +170,7 @@ def test_what_a_record_does_not_know_is_a_dash() -> None:
 
 
 def test_more_ranks_than_cores_are_told() -> None:
-    assert "8 ranks on 3 cores take turns" in flat(printed([measured("ring", "star", 1, 0, 3)], 80))
+    assert "8 ranks on 7 cores take turns" in flat(printed([measured("ring", "star", 1, 0, 7)], 80))
     assert "take turns" not in flat(printed([measured("ring", "star", 1, 0, 8)], 80))
 
 
