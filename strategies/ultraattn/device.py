@@ -12,7 +12,9 @@ from math import gcd
 from harness.milp import Status, relative_gap
 from strategies.ultraattn.account import Cells, Instance, Line, account
 from strategies.ultraattn.bounds import least_volume, lower_bound, reach
-from strategies.ultraattn.partition import decide, refute
+from strategies.ultraattn.branch import Tree
+from strategies.ultraattn.coarse import coarsened, refined
+from strategies.ultraattn.partition import MOST_BLOCKS, enumerate_columns, refute
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
 
@@ -24,6 +26,7 @@ _NO_ROOM = (
     "{instance.total}; raise the cap, as `grid.instance_of` does"
 )
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
+_COARSE = 0.25  # share of the time that goes to a coarser instance first
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 
@@ -85,12 +88,14 @@ def assign(
     if not instance.blocks:
         best, source = Best(0, 0, ()), "bound"
         return _assigned(instance, best, 0, start, source)
-    plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in given]
+    starts = [*given, *_coarse_start(instance, _COARSE * seconds, seed)]
+    plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in starts]
     search = Search(instance, seed, plans)
     if search.best is None:
         raise ValueError(_NO_ROOM.format(instance=instance))
     best = search.best
     source, climbing, slice_s = "bound", True, _FIRST_S
+    decider = Decider(instance, seed)
     while best.value > bound:
         if time.process_time() >= end:
             source = "budget"
@@ -106,7 +111,7 @@ def assign(
         if best.value == bound or best.value < before:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)
-        proved, found = _decide(instance, best.value - grain, slice_end, seed)
+        proved, found = decider.decide(best.value - grain, slice_end)
         if proved:
             bound, source = best.value, "proof"
         elif found is not None:
@@ -135,13 +140,38 @@ def _inside(instance: Instance) -> int:
     return sum(instance.inside_of(i, j) for i, j in instance.blocks)
 
 
-def _decide(instance: Instance, most: int, end: float, seed: int) -> tuple[bool, Assignment | None]:
-    """Return whether a maximum of `most` is refuted, and otherwise a plan if one was found."""
-    decision = decide(instance, most, end, seed=seed)
-    if decision is not None:
-        return decision.status is Status.INFEASIBLE, decision.devices
-    answer, devices = decide_by_blocks(instance, most, end - time.process_time(), seed=seed)
-    return answer.status is Status.INFEASIBLE, devices
+def _coarse_start(instance: Instance, seconds: float, seed: int) -> list[Cells]:
+    """Return the plan of pairs of chunks, where the instance is too large to be proved itself."""
+    coarse = coarsened(instance) if len(instance.blocks) > MOST_BLOCKS else None
+    if coarse is None:
+        return []
+    try:
+        found = assign(coarse, seconds=seconds, seed=seed)
+    except ValueError:  # the larger blocks do not fit the cap
+        return []
+    return [refined(instance, found.cells)]
+
+
+class Decider:
+    """Decides whether a maximum can be kept; a question that is asked again goes on."""
+
+    def __init__(self, instance: Instance, seed: int) -> None:
+        self.instance, self.seed = instance, seed
+        self._most: int | None = None
+        self._tree: Tree | None = None
+
+    def decide(self, most: int, end: float) -> tuple[bool, Assignment | None]:
+        """Return whether `most` is refuted, and otherwise a plan if one was found."""
+        if most != self._most:
+            columns = enumerate_columns(self.instance, most)
+            self._most = most
+            self._tree = None if columns is None else Tree(self.instance, columns, most, end)
+        if self._tree is not None:
+            decision = self._tree.run(end)
+            return decision.status is Status.INFEASIBLE, decision.devices
+        left = end - time.process_time()
+        answer, devices = decide_by_blocks(self.instance, most, left, seed=self.seed)
+        return answer.status is Status.INFEASIBLE, devices
 
 
 def _assigned(instance: Instance, best: Best, bound: int, start: float, source: str) -> Assigned:

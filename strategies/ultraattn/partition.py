@@ -4,30 +4,27 @@ Every set that a device can hold within the cap and within V is a column; a plan
 device that together hold each block once. The linear relaxation, solved by column generation, is
 far stronger than that of the block-wise program: its bound on the total volume alone often exceeds
 devices x V, which is a proof. Otherwise columns whose reduced cost exceeds the difference cannot
-be in any plan, and SCIP decides over the rest.
+be in any plan, and `branch` decides over the rest.
 """
 
 import time
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.milp import Status, new_model, solve
 from strategies.ultraattn.account import Instance
-from strategies.ultraattn.search import Assignment
 
 Reals = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Masks = NDArray[np.uint64]
 
-_BLOCKS = 64  # bits of a mask
-_COLUMNS = 300_000  # more are not worth their linear program
-_RESIDUAL = 40_000  # columns that SCIP is given at most
+MOST_BLOCKS = 64  # bits of a mask
+_COLUMNS = 600_000  # more are not worth their linear program
 _ADDED = 40  # columns per device and iteration
 _CUTS = 60  # added at a time
-_SMALL = 1500  # columns that SCIP decides over at once
+_SMALL = 1500  # columns for which more cuts are not worth it
 _SAFE = 1e-6
 
 
@@ -50,7 +47,7 @@ class Columns:
 
 def enumerate_columns(instance: Instance, most: int) -> Columns | None:
     """Return every useful set, or None when there are too many or too many blocks."""
-    if len(instance.blocks) > _BLOCKS:
+    if len(instance.blocks) > MOST_BLOCKS:
         return None
     parts = []
     count = 0
@@ -140,44 +137,15 @@ def _columns(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether a plan exists: `status` INFEASIBLE is a proof; `devices` is a plan."""
-
-    status: Status
-    devices: Assignment | None = None
-
-
-def decide(instance: Instance, most: int, end: float, *, seed: int = 0) -> Decision | None:
-    """Decide whether no device need receive or send more than `most`; None = too large for this.
-
-    Args:
-        instance: What is assigned.
-        most: The maximum asked for.
-        end: CPU time, as of `time.process_time`, at which to give up.
-        seed: Of the solver.
-    """
-    columns = enumerate_columns(instance, most)
-    if columns is None:
-        return None
-    relaxation = _relaxed(instance, columns, most, end)
-    if relaxation is None:
-        return Decision(Status.INFEASIBLE)
-    kept = relaxation.kept()
-    if len(kept) > _RESIDUAL or time.process_time() > end:
-        return None
-    return _residual(instance, columns, kept, most, end - time.process_time(), seed)
-
-
 def refute(instance: Instance, most: int, end: float) -> bool:
     """Return whether linear programs alone prove that some device receives or sends more."""
     columns = enumerate_columns(instance, most)
     if columns is None:
         return False
-    return _relaxed(instance, columns, most, end) is None
+    return relaxed(instance, columns, most, end) is None
 
 
-def _relaxed(instance: Instance, columns: Columns, most: int, end: float) -> "Relaxation | None":
+def relaxed(instance: Instance, columns: Columns, most: int, end: float) -> "Relaxation | None":
     """Return the relaxation with all cuts, or None when it refutes `most`."""
     if len(set(columns.device.tolist())) < instance.devices:
         return None
@@ -213,12 +181,14 @@ class Relaxation:
         dear = 2.0 * n * most + 1  # price of a block or a device that goes without
         lp.addCols([[(b, 1.0)] for b in range(blocks)], [dear] * blocks)
         lp.addCols([[(blocks + 2 * n + d, 1.0)] for d in range(n)], [dear] * n)
+        self._offset = blocks + n  # columns of the program before the first set
         self._in_lp: list[int] = []
+        self._open: list[bool] = []
         self._have = np.zeros(len(columns.device), dtype=bool)
         self._alive = np.ones(len(columns.device), dtype=bool)
         self._cuts: list[int] = []  # masks of three blocks
         self.bound = -np.inf
-        self._reduced = np.zeros(len(columns.device))
+        self._view()
 
     @property
     def refuted(self) -> bool:
@@ -228,6 +198,22 @@ class Relaxation:
     def kept(self) -> Ints:
         """Return the columns that a plan may use."""
         return np.flatnonzero(self._alive)
+
+    def restrict(self, alive: NDArray[np.bool_]) -> None:
+        """Allow only these columns from now on."""
+        self._alive = alive.copy()
+        self._view()
+        self.bound = -np.inf
+        for k in np.flatnonzero(alive[self._in_lp] != self._open).tolist():
+            self._open[k] = not self._open[k]
+            self._lp.chgBound(self._offset + k, 0.0, self._lp.infinity() if self._open[k] else 0.0)
+
+    def _view(self) -> None:
+        """Take the rows of the columns that may be used, to price these alone."""
+        self._active = np.flatnonzero(self._alive)
+        whole = len(self._active) == len(self._alive)
+        coefficient = self.columns.coefficient
+        self._matrix = coefficient if whole else coefficient[self._active]
 
     def solve(self, end: float) -> None:
         """Generate columns until the program is solved, refuted, or the time is over."""
@@ -239,35 +225,43 @@ class Relaxation:
             dual = np.array(self._lp.getDual())
             dual[blocks:base] = np.minimum(dual[blocks:base], 0.0)
             dual[convex:] = np.minimum(dual[convex:], 0.0)
-            price = columns.cost - columns.coefficient @ dual[:base]
+            if np.count_nonzero(self._alive) < len(self._active) / 2:
+                self._view()
+            at = self._active
+            device, mask = columns.device[at], columns.mask[at]
+            price = columns.cost[at] - self._matrix @ dual[:base]
             for k, cut in enumerate(self._cuts):
                 if dual[convex + k]:
-                    price[np.bitwise_count(columns.mask & np.uint64(cut)) > 1] -= dual[convex + k]
-            price[~self._alive] = np.inf
-            least = np.array([price[columns.device == d].min() for d in range(n)])
+                    price[np.bitwise_count(mask & np.uint64(cut)) > 1] -= dual[convex + k]
+            price[~self._alive[at]] = np.inf
+            edges = np.searchsorted(device, np.arange(n + 1))
+            if not np.diff(edges).all():
+                self.bound = np.inf
+                return
+            least = np.minimum.reduceat(price, edges[:-1])
             if not np.isfinite(least).all():
                 self.bound = np.inf
                 return
             bound = dual[:blocks].sum() + self.most * dual[blocks:base].sum()
             bound += dual[convex:].sum() + least.sum()
             self.bound = max(self.bound, bound)
-            above = price - least[columns.device]
-            self._alive &= above <= n * self.most - bound + _SAFE
+            above = price - least[device]
+            self._alive[at[above > n * self.most - bound + _SAFE]] = False
             if self.refuted or time.process_time() > end:
                 return
-            price -= dual[base:convex][columns.device]
-            price[self._have | ~self._alive] = 0.0
-            if not self._add(price):
+            price -= dual[base:convex][device]
+            price[self._have[at] | ~self._alive[at]] = 0.0
+            if not self._add(price, edges):
                 return
 
-    def _add(self, price: Reals) -> bool:
+    def _add(self, price: Reals, edges: Ints) -> bool:
         """Add the cheapest columns of each device; return whether there was any."""
-        mine = [
-            np.flatnonzero((self.columns.device == d) & (price < -_SAFE)) for d in range(self.n)
-        ]
-        added = np.concatenate(
-            [at[np.argsort(price[at], kind="stable")[:_ADDED]] for at in mine]
-        ).astype(np.int64)
+        parts = []
+        for start, stop in pairwise(edges.tolist()):
+            cheap = np.flatnonzero(price[start:stop] < -_SAFE)
+            order = np.argsort(price[start:stop][cheap], kind="stable")[:_ADDED]
+            parts.append(self._active[start:stop][cheap[order]])
+        added = np.concatenate(parts).astype(np.int64)
         if not len(added):
             return False
         self._have[added] = True
@@ -286,18 +280,21 @@ class Relaxation:
             entries.append(entry)
         self._lp.addCols(entries, self.columns.cost[added].tolist())
         self._in_lp += added.tolist()
+        self._open += [True] * len(added)
         return True
+
+    def used(self) -> tuple[Ints, Reals]:
+        """Return the columns of the fractional plan, and how much of each."""
+        value = np.array(self._lp.getPrimal())[self._offset :]
+        at = np.flatnonzero(value > _SAFE)
+        return np.array(self._in_lp, dtype=np.int64)[at], value[at]
 
     def cut(self) -> bool:
         """Add the most violated cuts; return whether there was any."""
-        offset = self.blocks + self.n
-        value = np.array(self._lp.getPrimal())[offset:]
-        used = np.flatnonzero(value > _SAFE)
-        if not len(used):
+        at, x = self.used()
+        if not len(at):
             return False
-        at = np.array(self._in_lp)[used]
         holds = self.columns.coefficient[at, : self.blocks].T > 0  # (blocks, used)
-        x = value[used]
         i, j, k = np.array(list(combinations(range(self.blocks), 3))).T
         pairs = (holds[i] & holds[j]) | (holds[i] & holds[k]) | (holds[j] & holds[k])
         violation = pairs @ x - 1
@@ -308,59 +305,9 @@ class Relaxation:
         masks = [1 << int(i[o]) | 1 << int(j[o]) | 1 << int(k[o]) for o in order]
         mine = [int(m) for m in self.columns.mask[np.array(self._in_lp)]]
         rows = [
-            [(offset + c, 1.0) for c, mask in enumerate(mine) if (mask & cut).bit_count() > 1]
+            [(self._offset + c, 1.0) for c, mask in enumerate(mine) if (mask & cut).bit_count() > 1]
             for cut in masks
         ]
         self._lp.addRows(rows, [-self._lp.infinity()] * len(rows), [1.0] * len(rows))
         self._cuts += masks
         return True
-
-
-def _residual(
-    instance: Instance, columns: Columns, kept: Ints, most: int, seconds: float, seed: int
-) -> Decision:
-    """Let SCIP choose one kept column per device."""
-    from pyscipopt import quicksum
-
-    n, blocks = instance.devices, len(instance.blocks)
-    model = new_model("partition")
-    chosen = [model.addVar(vtype="B", obj=float(columns.cost[c])) for c in kept]
-    coefficient = columns.coefficient[kept]
-    for b in range(blocks):
-        holders = np.flatnonzero(coefficient[:, b])
-        model.addCons(quicksum(chosen[c] for c in holders) == 1)
-    for k in range(blocks, blocks + 2 * n):
-        users = np.flatnonzero(coefficient[:, k])
-        model.addCons(quicksum(float(coefficient[c, k]) * chosen[c] for c in users) <= most)
-    for d in range(n):
-        mine = np.flatnonzero(columns.device[kept] == d)
-        model.addCons(quicksum(chosen[c] for c in mine) == 1)
-        for line in (0, 1):
-            for chunk in sorted({block[line] for block in instance.blocks}):
-                bits = sum(
-                    1 << b for b, block in enumerate(instance.blocks) if block[line] == chunk
-                )
-                needs = mine[(columns.mask[kept[mine]] & np.uint64(bits)) != 0]
-                if 0 < len(needs) < len(mine):
-                    need = model.addVar(vtype="B")
-                    model.chgVarBranchPriority(need, 10)
-                    model.addCons(quicksum(chosen[c] for c in needs) == need)
-    answer = solve(
-        model,
-        time_limit_s=seconds,
-        seed=seed,
-        settings={"limits/solutions": 1, "separating": "off", "presolving/maxrounds": 0},
-    )
-    if answer.status is Status.INFEASIBLE:
-        return Decision(Status.INFEASIBLE)
-    if answer.value is None:
-        return Decision(Status.TIME_LIMIT)
-    best = model.getBestSol()
-    assert best is not None
-    devices = [0] * blocks
-    for c, variable in zip(kept.tolist(), chosen, strict=True):
-        if best[variable] > 0.5:
-            for b in range(blocks):
-                if int(columns.mask[c]) >> b & 1:
-                    devices[b] = int(columns.device[c])
-    return Decision(Status.FEASIBLE, tuple(devices))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from harness.milp import Status
 from harness.problem import Direction
-from strategies.ultraattn import partition
+from strategies.ultraattn import branch, partition
 from strategies.ultraattn.account import FORWARD, Instance, account, most, volume
 from strategies.ultraattn.bounds import lines_bound, lower_bound
 from strategies.ultraattn.cache import Cache, assign_cached
@@ -58,7 +58,7 @@ def test_both_programs_decide_as_brute_force_does(instance: Instance) -> None:
     for value in (best[0] - 1, best[0]):
         if value < 0:
             continue
-        by_sets = partition.decide(instance, value, end)
+        by_sets = branch.decide(instance, value, end)
         assert by_sets is not None
         answer, by_blocks = decide_by_blocks(instance, value, 60)
         if value < best[0]:
@@ -176,8 +176,8 @@ def test_fewer_key_heads_make_columns_cheap_and_plans_cheaper() -> None:
     light = FORWARD.__class__(row_in=4, row_out=4, column_in=2, column_out=0, unit=4)
     grid = grid_of_table(table("star", 8))
     cheap, dear = instance_of(grid, 4, light), instance_of(grid, 4, FORWARD)
-    found = checked(cheap, assign(cheap, prove=True))
-    assert found.value / light.unit < assign(dear, prove=True).value
+    found = checked(cheap, assign(cheap, seconds=1))
+    assert found.value / light.unit < checked(dear, assign(dear, prove=True)).bound
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_ctrl_c_while_planning_leaves_no_trace(tmp_path: Path) -> None:
     kept = assign(case("star", 8, 4), prove=True)
     cache.put(case("star", 8, 4), kept)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for wait_s in (0.1, 2.5):  # while it searches, and while the solver runs
+    for wait_s in (0.1, 1.5):  # while it searches, and while the solver runs
         with (
             subprocess.Popen(["sh", "-c", f"sleep {wait_s}; kill -INT {os.getpid()}"]),
             pytest.raises(KeyboardInterrupt),
