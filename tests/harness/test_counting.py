@@ -110,3 +110,16 @@ def test_the_loop_of_released_ring_code_costs_as_much_as_its_buffers() -> None:
     sums, receive = 10 * head * FLOAT32, 4 * head * FLOAT32
     results = casts = 10 * head * BF16
     assert book.peak_bytes == (x + lse + reads + sums + receive + results + casts,)
+
+
+def test_a_loop_lets_its_buffers_go_before_the_next_stage_enters_its_own() -> None:
+    """Eight stages of one head hold the buffers of one head, not of eight."""
+    problem = replace(layer(1, (8, 8)), batch=1)
+    held = program("upipe:stage_heads=1", Direction.BACKWARD, problem)
+    plain = replace(ALGORITHM, wide_sums=True, apart=APART)
+    head = 93 * 8
+    one_stage = head * (
+        3 * BF16 + 2 * FLOAT32 + 3 * BF16 + 5 * BF16
+    )  # results, receive, casts, reads
+    more = peak(held, replace(plain, loop=True)) - peak(held, plain)
+    assert 0 < more <= one_stage

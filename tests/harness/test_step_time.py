@@ -100,6 +100,30 @@ def test_only_released_upipe_pays_for_what_it_sends_again() -> None:
     assert released.seconds > 1.02 * own.seconds
 
 
+def test_rings_over_nodes_take_the_sum_of_kernels_and_transfers() -> None:
+    """Keys and values of 8 KV heads cross to the other node once: nothing hides them."""
+    machine = as_run(PAIR)
+    time = layer_time(LLAMA, strategy("usp:8x2"), machine, M, Direction.FORWARD)
+    crossing = M / 16 * 8 * 2 * 128 * 2 / machine.nic.bandwidth_bytes_per_s
+    assert crossing < time.exposed_s < 1.5 * crossing
+
+
+@pytest.mark.parametrize(
+    ("stack", "products"),
+    [
+        (Stack(), 5),  # forward, again for the checkpoint, again in tiles, two backward
+        (Stack(tiled=False), 4),
+        (Stack(tiled=False, checkpoint=False), 3),
+    ],
+)
+def test_the_mlp_is_as_many_products_as_the_stack_asks_for(stack: Stack, products: int) -> None:
+    gpu = as_run(NODE).gpu
+    tokens, weights = M / 8, 3 * 4096 * 14336
+    one = 32 * 2 * tokens * weights / (gpu.flops_per_s * gpu.efficiency_linear)
+    found = step_time(LLAMA, strategy("ulysses"), NODE, M, stack=stack).terms["mlp"]
+    assert products * one == pytest.approx(found)
+
+
 def test_clusters_that_no_published_run_had_keep_their_own_rates_and_say_so() -> None:
     a800 = cluster("a800")
     own = as_run(a800)

@@ -97,4 +97,5 @@ def test_the_bar_is_full_at_the_limit_and_says_when_it_is_passed() -> None:
     found = Answer(name="x", strategy="x", at=Footprint(phase="loss", parts=parts, host_bytes=0))
     assert bar(found, 20 * GIB) == "W" * 11 + "s" * 5 + "k" * 6
     assert bar(found, 40 * GIB).count(".") == 11
+    assert bar(found, 29 * GIB) == "W" * 8 + "s" * 3 + "k" * 4 + "." * 7  # 7.6, 11.4, 15.2
     assert bar(found, 10 * GIB).endswith(">")
