@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from harness.memory import Counting, Ledger, Use, ledger
+from harness.counting import Counting, Use
+from harness.memory import Ledger, ledger
 from harness.models import Model
 from harness.plan import Memory
 from harness.problem import Direction

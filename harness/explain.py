@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from harness import balance, volumes
+from harness.counting import ALGORITHM
 from harness.errors import UnsupportedError
 from harness.hiding import Hiding, hidings
-from harness.memory import ALGORITHM, ledger
+from harness.memory import ledger
 from harness.near import Near, evener, near
 from harness.plan import Plan, Tensor, Tile, Transfer
 from harness.problem import Direction, Problem
@@ -39,10 +40,10 @@ class Costs:
         memory_bytes_lower_bound: Inputs and outputs of the forward pass.
         peak_bytes: The most held at a time in the forward pass (see `memory`).
         peak_bytes_backward: As above, backward.
-        peak_uses_bytes: What the forward peak is made of, by use (see `memory.Use`).
+        peak_uses_bytes: What the forward peak is made of, by use (see `counting.Use`).
         peak_uses_bytes_backward: As above, backward.
         saved_bytes: What stays for the backward pass (it may be part of these), host included.
-        peak_bytes_algorithm: What the algorithm needs in the forward pass (`memory.ALGORITHM`).
+        peak_bytes_algorithm: What the algorithm needs in the forward pass (`counting.ALGORITHM`).
         peak_bytes_algorithm_backward: As above, backward.
         host_peak_bytes: The most held at a time in host memory, in either pass.
         host_bytes: Moved between a device and its host, both ways, in the forward pass.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness.attention_memory import Held, attention_held
 from harness.cluster import Cluster
-from harness.memory import Use
+from harness.counting import Use
 from harness.models import Model
 from harness.stack import DEFAULT, HOST_BYTES, STEP_TOKENS, Column, Stack, as_planned, counting
 from harness.strategy import Chosen
@@ -35,7 +35,7 @@ class Footprint:
     Attributes:
         phase: When the peak is.
         parts: What it is made of: `states`, `unsharded`, `stream`, `mlp`, `loss`, and what the
-            ledger of attention counts (see `memory.Use`).
+            ledger of attention counts (see `counting.Use`).
         host_bytes: Per node, what rests in host memory.
     """
 

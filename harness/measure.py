@@ -76,7 +76,7 @@ class Measurement:
         exposed_comm_s: Longest wait for transfers of any rank in one traced run, seconds.
         bytes_sent_per_rank: Counted at the transport.
         peak_bytes: Largest peak of any rank, by the ledger.
-        peak_bytes_algorithm: The same of what the algorithm needs, see `memory.ALGORITHM`.
+        peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
         max_rel_error: Error of each result against the oracle.
         passed: Whether every error is within the tolerance.
     """

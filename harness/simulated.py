@@ -14,9 +14,10 @@ from harness.cell import Status, plan_flops, record
 from harness.cluster import Cluster, Runtime, cluster
 from harness.config import Config
 from harness.contexts import context_on
+from harness.counting import ALGORITHM
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError, told
-from harness.memory import ALGORITHM, ledger
+from harness.memory import ledger
 from harness.plan import legs_of
 from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
 from harness.records import Record

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.cluster import Cluster, Link
-from harness.memory import ALGORITHM, Counting, Use
+from harness.counting import ALGORITHM, Counting, Use
 from harness.strategy import Chosen
 
 

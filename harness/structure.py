@@ -53,7 +53,7 @@ class Structure:
         work_hash: Of the plan, whatever its strategy's name.
         tokens: Query tokens that were planned.
         peak_bytes: Largest peak of a rank, by the ledger.
-        peak_bytes_algorithm: The same of what the algorithm needs, see `memory.ALGORITHM`.
+        peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
         sent_bytes: Most that a rank sends to others.
         link_bytes: By class of link, bytes that cross it.
         imbalance: See `balance.imbalance_total`.

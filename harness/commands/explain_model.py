@@ -13,7 +13,7 @@ from harness.cluster import cluster
 from harness.commands.arguments import length
 from harness.commands.arguments import model as read_model
 from harness.commands.progress import Live, Output
-from harness.memory import Use
+from harness.counting import Use
 from harness.modelled import Answer, Question, answer
 from harness.models import MODELS
 from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run

@@ -1,4 +1,4 @@
-"""`list`: the strategies, patterns, clusters and precisions that there are."""
+"""`list`: the strategies, patterns, clusters, models and precisions that there are."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from rich.text import Text
 from harness.cluster import CLUSTERS
 from harness.commands.arguments import example
 from harness.commands.progress import Output
+from harness.models import MODELS
 from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
 from harness.peer import PEERS
 from harness.plan import Scope
@@ -72,6 +73,17 @@ class _ClusterEntry(TypedDict):
     errors: dict[str, float]
 
 
+class _ModelEntry(TypedDict):
+    name: str
+    parameters: int
+    layers: int
+    hidden: int
+    heads: str
+    head_dim: int
+    ffn: int
+    vocab: int
+
+
 class _DtypeEntry(TypedDict):
     name: str
     bytes: int
@@ -82,7 +94,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="the strategies, peers, patterns, clusters and precisions that there are",
+        help="the strategies, peers, patterns, clusters, models and precisions that there are",
         description=__doc__,
         epilog=example(["list", "list clusters", "list strategies --json"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -180,6 +192,22 @@ def _clusters() -> list[_ClusterEntry]:
     ]
 
 
+def _models() -> list[_ModelEntry]:
+    return [
+        _ModelEntry(
+            name=m.name,
+            parameters=m.parameters,
+            layers=m.layers,
+            hidden=m.hidden,
+            heads=f"{m.heads_q}/{m.heads_kv}",
+            head_dim=m.head_dim,
+            ffn=m.ffn,
+            vocab=m.vocab,
+        )
+        for m in MODELS.values()
+    ]
+
+
 def _show_strategies(console: Output) -> None:
     console.print(Text("strategies", style="bold"))
     console.print(_SPELLING)
@@ -263,6 +291,19 @@ def _show_clusters(console: Output) -> None:
             _beside(console, "", known or "expected error unknown: nothing was measured on it")
 
 
+def _show_models(console: Output) -> None:
+    console.print()
+    console.print(Text("models", style="bold"))
+    console.print("or key=value pairs, alone or after a name: --model llama3-8b,layers=16")
+    for entry in _models():
+        shape = (
+            f"{entry['parameters'] / 1e9:.2f} billion parameters, layers={entry['layers']}, "
+            f"hidden={entry['hidden']}, heads={entry['heads']}, head_dim={entry['head_dim']}, "
+            f"ffn={entry['ffn']}, vocab={entry['vocab']}"
+        )
+        _beside(console, entry["name"], shape)
+
+
 def _show_dtypes(console: Output) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("dtype")
@@ -279,6 +320,7 @@ _ENTRIES: Mapping[str, Callable[[], Sequence[object]]] = {
     "peers": _peers,
     "patterns": _patterns,
     "clusters": _clusters,
+    "models": _models,
     "dtypes": _dtypes,
 }
 _SHOWS: Mapping[str, Callable[[Output], None]] = {
@@ -286,5 +328,6 @@ _SHOWS: Mapping[str, Callable[[Output], None]] = {
     "peers": _show_peers,
     "patterns": _show_patterns,
     "clusters": _show_clusters,
+    "models": _show_models,
     "dtypes": _show_dtypes,
 }

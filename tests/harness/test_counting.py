@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.memory import ALGORITHM, EXECUTOR, Counting, Use, ledger
+from harness.counting import ALGORITHM, EXECUTOR, Counting, Use
+from harness.memory import ledger
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.verify import verify

@@ -7,8 +7,9 @@ import pytest
 
 from harness.attention_memory import attention_held, program_of
 from harness.cluster import cluster
+from harness.counting import Counting, Use
 from harness.footprint import footprint, max_context, on_cluster
-from harness.memory import Counting, Use, ledger
+from harness.memory import ledger
 from harness.models import MODELS, Model, model
 from harness.problem import Direction
 from harness.stack import HOST_BYTES, Column, Stack, counting

@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from harness.memory import ALGORITHM, Use, ledger, trade_buffers
+from harness.counting import ALGORITHM, Use
+from harness.memory import ledger, trade_buffers
 from harness.plan import Scope
 from harness.problem import Direction, Dtype, Problem
 from harness.verify import verify

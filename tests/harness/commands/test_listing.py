@@ -8,6 +8,7 @@ import pytest
 
 from harness.cluster import CLUSTERS
 from harness.commands import listing
+from harness.models import MODELS
 from harness.options import LAYER_OPTIONS, OPTIONS
 from harness.problem import Dtype
 from harness.strategy import Options
@@ -107,6 +108,15 @@ def test_every_cluster_is_listed_with_its_error(capsys: pytest.CaptureFixture[st
     assert {"dgx-h100", "h200"} < set(entries)
     assert entries["h800"]["errors"] == CLUSTERS["h800"].fitted.errors  # type: ignore[union-attr]
     assert entries["h100-8x8"]["errors"] == {}
+
+
+def test_every_model_is_listed_with_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("models", "--json") == 0
+    entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)["models"]}
+    assert list(entries) == list(MODELS)
+    assert entries["llama3-8b"]["parameters"] == 8_030_261_248
+    assert call("models") == 0
+    assert "heads=32/8" in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_kind_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
