@@ -13,7 +13,7 @@ each checked run and must agree to the byte. What they count:
 - landings: what arrives for the middle of a larger slab waits in a buffer until the slab is
   touched;
 - kernel results: out and lse, dq, dk and dv, or what a product adds, until they are in their
-  accumulators.
+  accumulators; what one call alone contributes stays as it came, until it is finished.
 
 What a kernel allocates and frees inside is its own and not counted. A rank's host memory is counted
 apart from its device.

@@ -226,7 +226,8 @@ def main() -> int:
                 rows.append(row)
                 print(_line(row), file=sys.stderr if args.json else sys.stdout, flush=True)
                 if args.output:
-                    args.output.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+                    body = json.dumps([asdict(row) for row in rows], indent=1)
+                    args.output.write_text(body + "\n")
     if args.json:
         print(json.dumps([asdict(row) for row in rows]))
     return 0

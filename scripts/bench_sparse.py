@@ -164,7 +164,9 @@ def main() -> int:
         "--tolerance", type=float, default=0.25, help="how far measured may be from predicted"
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON on stdout")
-    parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON here")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write the rows as JSON here, each at once"
+    )
     args = parser.parse_args()
     rows = []
     with Team(args.cp) as team:
@@ -183,9 +185,9 @@ def main() -> int:
             )
             rows.append(compare(team, args.pruned, args.classic, config, args.pairs))
             print(_line(rows[-1]), file=sys.stderr if args.json else sys.stdout, flush=True)
-    body = json.dumps([asdict(row) for row in rows], indent=1)
-    if args.output:
-        args.output.write_text(body + "\n")
+            body = json.dumps([asdict(row) for row in rows], indent=1)
+            if args.output:
+                args.output.write_text(body + "\n")
     if args.json:
         print(body)
     return 0 if all(abs(row.off) <= args.tolerance for row in rows) else 1

@@ -108,7 +108,12 @@ def test_every_dependency_is_locked_to_one_version() -> None:
     extras = project["optional-dependencies"]
     wanted = {
         re.split(r"[^\w.-]", requirement)[0].lower()
-        for requirement in (*project["dependencies"], *extras["dev"], *extras["plot"])
+        for requirement in (
+            *project["dependencies"],
+            *extras["dev"],
+            *extras["plot"],
+            *extras["peers"],
+        )
     }
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
