@@ -25,6 +25,8 @@ from harness.errors import CycleError
 HELD = 4
 """Kernels are timed with 0 to HELD - 1 transfers beside them; more are as HELD - 1."""
 
+_PACES = 4  # of a transfer that others at its ends slow down
+
 _SAME_S = 1e-12  # what differs by less happens at once
 _RELEASE, _POSTING = 1, 2  # kinds of events beside ends, 0; a posting adds its side
 _LAST_WAVE = 0.95  # of a kernel: a wave that ends later ends with it
@@ -38,13 +40,14 @@ class Job(NamedTuple):
             one; none for a mere delay.
         ranks: Of each queue, its rank.
         seconds: For how long. Of a kernel, per number of transfers that hold SMs beside it; of a
-            transfer, if no kernel runs at either end, and if one does. One entry if it is all the
-            same.
+            transfer, if no kernel runs at either end, and if one does; then the same while another
+            of such transfers is under way at an end. One entry if it is all the same.
         after: Jobs that it waits for.
         release_s: Not to start before: when the host has launched it.
         wave_s: Of a kernel that fills the GPU, how long a wave of its thread blocks takes; else 0.
         moves: Whether it is a transfer.
-        patient: Of a transfer, whether with `blocking` it waits for a kernel's end, not a wave's.
+        patient: Of a transfer, whether with `blocking` it waits for the last wave of a kernel to
+            begin, not for the next wave: all thread blocks launched before it come first.
     """
 
     queues: tuple[int, ...]
@@ -63,6 +66,7 @@ class _Rank:
 
     kernel: int = -1
     held: int = 0
+    crowd: int = 0
     moving: set[int] = field(default_factory=set)
     blocked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -161,6 +165,8 @@ class _Run:
                 rank = self.ranks[number]
                 rank.moving.discard(index)
                 self.hold(rank, -1)
+            if len(job.seconds) == _PACES:
+                self.crowd(job, -1)
         elif job.ranks:
             rank = self.ranks[job.ranks[0]]
             rank.kernel = -1
@@ -217,11 +223,16 @@ class _Run:
                 self.post(index, side)
 
     def block(self, rank: _Rank, index: int, side: int) -> None:
-        """Post one end of a transfer when the wave of thread blocks there ends."""
-        kernel = self.jobs[rank.kernel]
-        done, start = self.now - self.starts[rank.kernel], self.starts[rank.kernel]
+        """Post one end of a transfer when thread blocks there let it have SMs."""
+        number, job = rank.kernel, self.jobs[index]
+        kernel = self.jobs[number]
+        done, start = self.now - self.starts[number], self.starts[number]
         wave = start + (int(done / kernel.wave_s) + 1) * kernel.wave_s
-        if not self.jobs[index].patient and wave - start < kernel.seconds[0] * _LAST_WAVE:
+        if job.patient:
+            # All blocks of the kernel come first: its last wave begins a wave before it ends.
+            left = self.left[number] - (self.now - self.since_s[number]) / self.pace_s[number]
+            wave = max(self.now, self.now + left * self.pace_s[number] - kernel.wave_s)
+        if wave - start < kernel.seconds[0] * _LAST_WAVE:
             heappush(self.heap, (wave, _POSTING + side, index, 0))
         else:
             rank.blocked.append((index, side))
@@ -235,13 +246,25 @@ class _Run:
             self.starts[index] = self.since_s[index] = self.now
             for number in job.ranks:
                 self.ranks[number].moving.add(index)
-            self.aim(index, job.seconds[self.beside_kernel(job)])
+            if len(job.seconds) == _PACES:
+                self.crowd(job, 1)
+            self.aim(index, job.seconds[self.pace_of(job)])
 
-    def beside_kernel(self, job: Job) -> int:
-        """Which of its two paces a transfer has."""
+    def crowd(self, job: Job, change: int) -> None:
+        """Let others at both ends of a transfer know that it moves, or that it does no more."""
+        for number in job.ranks:
+            rank = self.ranks[number]
+            rank.crowd += change
+            if rank.crowd >= 1:
+                self.aim_moving(rank)
+
+    def pace_of(self, job: Job) -> int:
+        """Which of its paces a transfer has."""
         if len(job.seconds) == 1:
             return 0
-        return int(any(self.ranks[rank].kernel >= 0 for rank in job.ranks))
+        beside = any(self.ranks[rank].kernel >= 0 for rank in job.ranks)
+        both = len(job.seconds) == _PACES and any(self.ranks[r].crowd > 1 for r in job.ranks)
+        return 2 * both + beside
 
     def hold(self, rank: _Rank, change: int) -> None:
         """Let a transfer take or give back SMs of a rank."""
@@ -256,7 +279,7 @@ class _Run:
         for index in sorted(rank.moving):
             job = self.jobs[index]
             if len(job.seconds) > 1:
-                self.aim(index, job.seconds[self.beside_kernel(job)])
+                self.aim(index, job.seconds[self.pace_of(job)])
 
     def aim(self, index: int, pace_s: float) -> None:
         """Set when a job ends if all of it took `pace_s`, as things are now."""

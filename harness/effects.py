@@ -14,9 +14,11 @@ class Effect(StrEnum):
     """A term that can be switched off.
 
     HOST: Host time of every launch of the eager runtime.
-    BLOCKING: A transfer that comes while a kernel's blocks fill the GPU waits for SMs.
+    BLOCKING: A transfer that comes while a kernel's blocks fill the GPU waits for SMs: till a wave
+        of blocks ends, and in eager torch, whose streams have no priority, till the last begins.
     INTERFERENCE: Transfers hold SMs that kernels lack, and move slower beside kernels.
-    CONTENTION: All GPUs exchanging at once, with changing peers, get less than a pair's bandwidth.
+    CONTENTION: A GPU with several transfers at once, in both directions or with changing peers,
+        gets less than a pair's bandwidth.
     MERGE: Folding partial results into accumulators.
     START: The time until a plan's first kernel runs.
     IMBALANCE: Ranks with unequal work; off, every rank's tiles take the mean.
@@ -40,7 +42,7 @@ class Crowd:
 
     Attributes:
         handshake_s: Time until both ends of a transfer have found one another.
-        share: Of a pair's bandwidth, if all GPUs exchange and no kernel runs; <= 1.
+        share: Of a pair's bandwidth, while an end has other transfers too and no kernel runs; <= 1.
         share_beside: Of that, if a kernel runs at either end; <= 1.
         held_sms: SMs that a transfer holds at each end from its posting to its end.
     """
@@ -61,7 +63,7 @@ class Eager:
         transfer_s: Host time of a batch of isend and irecv.
         merge_s: Host time of merging with separate operations.
         passes: How often merging moves the accumulators, element by element.
-        far_s: What a transfer between nodes takes beyond its time on the link.
+        far_s: Host time of a batch that leaves the node, beyond that of one that does not.
     """
 
     kernel_s: float

@@ -131,10 +131,11 @@ class Pricer:
                 seconds = tuple(s * even[part.ranks[0]] for s in seconds)
             release = max(map(self.launch_s, part.launched), default=0.0) if self.hosted else 0.0
             moves = part.need.kind == "transfer"
-            after, patient = part.after, False
-            if self.convention.eager and part.latest:
-                # torch's transfer stream first waits for what the host has launched before.
-                after, patient = (*after, *part.latest), True
+            # torch's transfer stream waits for what the host has launched before, and then for SMs
+            # until all thread blocks of the kernel that runs by then have had theirs. Inside a node
+            # a transfer is under way before that kernel is.
+            patient = moves and self.convention.eager and part.need.far
+            after = (*part.after, *part.latest) if patient else part.after
             jobs.append(
                 Job(part.queues, part.ranks, seconds, after, release, wave_s, moves, patient)
             )
@@ -151,7 +152,8 @@ class Pricer:
         call_s = eager.kernel_s if self.direction is Direction.FORWARD else eager.backward_s
         merges = launched.merges + (launched.folds if self.convention.merges else 0)
         calls_s = launched.calls * call_s + launched.again * eager.kernel_s
-        return calls_s + merges * eager.merge_s + launched.moves * eager.transfer_s
+        moves_s = launched.moves * eager.transfer_s + launched.far * eager.far_s
+        return calls_s + merges * eager.merge_s + moves_s
 
     def _even(
         self, skeleton: Skeleton, prices: dict[Need, tuple[tuple[float, ...], float]]
@@ -278,11 +280,13 @@ class Pricer:
         links, effects = self.calibration.links, self.calibration.effects
         size = self.wire_bytes(need.size)
         if not need.far:
-            return self.crowded(links.near, effects.near, size)
-        wait_s = effects.eager.far_s if self.hosted else 0.0
+            alone = self.crowded(links.near_one_way, replace(effects.near, share=1.0), size)
+            both = self.crowded(links.near, effects.near, size)
+            contended = Effect.CONTENTION in self.effects and Effect.INTERFERENCE in self.effects
+            return (*alone, *both) if contended else both
         if self._alone:
-            return (links.far_alone.seconds(size) + wait_s,)
-        return tuple(s + wait_s for s in self.crowded(links.far, effects.far, size))
+            return (links.far_alone.seconds(size),)
+        return self.crowded(links.far, effects.far, size)
 
     def host_s(self, need: Need) -> float:
         """Time to move pieces between a GPU and its host."""

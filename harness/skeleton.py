@@ -111,6 +111,7 @@ class Launched(NamedTuple):
         merges: Merges of what arrived.
         moves: Batches of a send and a receive, and collectives.
         again: Kernel calls of forward tiles in a backward plan; they are not among `calls`.
+        far: Of `moves`, those that leave the node.
     """
 
     calls: int = 0
@@ -118,6 +119,7 @@ class Launched(NamedTuple):
     merges: int = 0
     moves: int = 0
     again: int = 0
+    far: int = 0
 
 
 Calls = Callable[[Plan, Tile], tuple[Call, ...]]
@@ -220,7 +222,7 @@ def skeleton(
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
         ends.append(len(parts) - 1)
     problem = plan.problem
-    whole = _launched(parts) if eager else parts
+    whole = _launched(_batched(parts)) if eager else parts
     alike = dict.fromkeys(range(problem.cp), 1)
     kept: Sequence[Part] = whole
     if fold:
@@ -234,12 +236,36 @@ def skeleton(
     return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
 
 
+def _batched(parts: Sequence[Part]) -> list[Part]:
+    """Let what waits for a receive wait for the send that was launched with it too.
+
+    torch issues the n-th send and the n-th receive of a rank as one batch, and waits for both.
+    """
+    sends: dict[int, list[int]] = {}
+    received: dict[int, tuple[int, int]] = {}  # transfer -> rank, how many it had received before
+    counts: dict[int, int] = {}
+    for index, part in enumerate(parts):
+        if part.need.kind == "transfer":
+            src, dst = part.ranks
+            sends.setdefault(src, []).append(index)
+            received[index] = dst, counts.get(dst, 0)
+            counts[dst] = counts.get(dst, 0) + 1
+    found = []
+    for index, part in enumerate(parts):
+        more = set(part.after)
+        if part.need.kind != "transfer":
+            for rank, at in (received[earlier] for earlier in part.after if earlier in received):
+                more.update(sends.get(rank, [])[at : at + 1])
+        found.append(part._replace(after=tuple(sorted(n for n in more if n < index))))
+    return found
+
+
 def _launched(parts: Sequence[Part]) -> list[Part]:
     """Note what hosts have launched by each part, in the plan's order.
 
     A send and a receive are launched together: as many batches as there are of the more frequent.
     """
-    hosts: dict[int, list[int]] = {}  # calls, folds, merges, sends, receives, again
+    hosts: dict[int, list[int]] = {}  # calls, folds, merges; sends, receives; afar; again
     latest: dict[int, int] = {}
     found = []
     for index, part in enumerate(parts):
@@ -247,29 +273,37 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
         who: tuple[tuple[int, int, int], ...] = ()  # rank, which count, how many more
         if need.kind == "tile":
             rank = part.ranks[0]
-            kind = 5 if need.again else 0
+            kind = 7 if need.again else 0
             who = (rank, kind, len(need.calls)), (rank, 1, int(any(need.size)))
         elif need.kind == "merge":
             who = ((part.ranks[0], 2, 1),)
-        elif need.kind == "transfer":
-            who = (part.ranks[0], 3, 1), (part.ranks[1], 4, 1)
-        elif need.kind == "collective":
-            who = tuple((rank, side, 1) for rank in part.peers for side in (3, 4))
+        elif need.kind in ("transfer", "collective"):
+            who = _moves(part)
         for rank, count, more in who:
-            hosts.setdefault(rank, [0] * 6)[count] += more
+            hosts.setdefault(rank, [0] * 8)[count] += more
         launched = tuple(
-            Launched(host[0], host[1], host[2], max(host[3:5]), host[5])
-            for host in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
+            Launched(h[0], h[1], h[2], max(h[3:5]), h[7], max(h[5:7]))
+            for h in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
         )
         moves = need.kind == "transfer"
         before: tuple[int, ...] = ()
-        # Gradients of keys are sent when a step has ended, and hide behind the next one.
+        # Gradients of keys wait for what made them, and are sent when a step has ended.
         if moves and need.far and not need.size.result_kv:
             before = tuple(latest[r] for r in part.ranks if r in latest)
         elif part.ranks and not moves:
             latest[part.ranks[0]] = index
         found.append(part._replace(launched=launched, latest=before))
     return found
+
+
+def _moves(part: Part) -> tuple[tuple[int, int, int], ...]:
+    """What a transfer or collective adds to the counts of its ranks."""
+    if part.peers:
+        sides = [(rank, side) for rank in part.peers for side in (0, 1)]
+    else:
+        sides = [(part.ranks[0], 0), (part.ranks[1], 1)]
+    first = (3, 5) if part.need.far else (3,)
+    return tuple((rank, at + side, 1) for rank, side in sides for at in first)
 
 
 def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:

@@ -59,7 +59,7 @@ def main() -> None:
     cases, skipped = load(args.data, noisy=args.noisy)
     if not cases and not skipped:
         parser.error(f"--data ({args.data}) must hold tables of measured runs")
-    if args.holdout or args.write_errors:
+    if args.holdout:
         cases = run_halves(cases)[1]
     most = args.most or (_ABLATED if args.ablation else len(cases))
     cases = thinned(cases, most)
@@ -73,7 +73,6 @@ def main() -> None:
     cases, predicted = [c for c, _ in both], [p for _, p in both]
     if args.write_errors:
         write_errors(cases, predicted)
-        return
     rows = summary(cases, predicted)
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
@@ -114,12 +113,13 @@ def class_of(case: Case) -> str:
 
 
 def write_errors(cases: list[Case], predicted: list[float]) -> None:
-    """Write the mean error of every class into the file of its cluster."""
+    """Write the mean error of every class, on shapes not fitted, into its cluster's file."""
+    kept = {id(case) for case in run_halves(cases)[1]}
     today = datetime.now(tz=UTC).date().isoformat()
     for gpu, name in CLUSTERS.items():
         errors: dict[str, list[float]] = defaultdict(list)
         for case, seconds in zip(cases, predicted, strict=True):
-            if case.gpu == gpu and case.mode == "normal":
+            if case.gpu == gpu and case.mode == "normal" and id(case) in kept:
                 errors[class_of(case)].append(abs(seconds / case.measured_s - 1))
         path = FOLDER / f"{name}.toml"
         lines = [
@@ -130,7 +130,7 @@ def write_errors(cases: list[Case], predicted: list[float]) -> None:
         for kind, gaps in sorted(errors.items()):
             source = f"validate_predictor --write-errors, {len(gaps)} runs not fitted, {today}"
             lines.append(f"{kind} = {np.mean(gaps):.4f}  # Source: {source}")
-            print(f"{name} {lines[-1]}")
+            print(f"{name} {lines[-1]}", file=sys.stderr)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

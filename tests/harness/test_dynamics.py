@@ -66,10 +66,13 @@ def test_a_transfer_that_comes_during_a_wave_waits_for_its_end() -> None:
     assert run(whole, blocking=True, kernels_first=True)[0][2] == 2.5
 
 
-def test_a_patient_transfer_waits_for_the_kernel() -> None:
+def test_a_patient_transfer_waits_for_the_last_wave_of_a_kernel() -> None:
     jobs = [kernel(1, 2.5, wave_s=0.7), transfer(0, 1, 1.0, patient=True)]
-    assert run(jobs, blocking=True, kernels_first=True)[0][1] == 2.5
+    assert run(jobs, blocking=True, kernels_first=True)[0][1] == pytest.approx(1.8)
     assert run(jobs, blocking=True)[0][1] == 0.0
+    # A kernel of one wave holds nobody up: all of its blocks have their SMs at once.
+    one = [kernel(1, 2.5, wave_s=2.5), jobs[1]]
+    assert run(one, blocking=True, kernels_first=True)[0][1] == 0.0
 
 
 def test_what_ends_at_once_is_seen_together_whatever_its_number() -> None:
