@@ -93,3 +93,16 @@ def test_jobs_that_wait_for_one_another_are_reported() -> None:
 
 def test_a_delay_holds_nothing() -> None:
     assert run([Job((), (), (1.0,), ()), kernel(0, 1.0, after=(0,))])[1] == [1.0, 2.0]
+
+
+def test_transfers_in_both_directions_slow_each_other_down_while_both_move() -> None:
+    paces = (1.0, 1.0, 2.0, 2.0)
+    assert run([transfer(0, 1, *paces)])[1] == [1.0]
+    assert run([transfer(0, 1, *paces), transfer(1, 0, *paces)])[1] == [2.0, 2.0]
+    # The second begins when the first is half done, and is alone again when that has ended.
+    jobs = [transfer(0, 1, *paces), kernel(1, 0.5), transfer(1, 0, *paces, after=(1,))]
+    starts, ends = run(jobs)
+    assert starts[2] == 0.5
+    assert [ends[0], ends[2]] == pytest.approx([1.5, 2.0])
+    # Elsewhere nobody notices.
+    assert run([transfer(0, 1, *paces), transfer(2, 3, *paces)])[1] == [1.0, 1.0]

@@ -85,3 +85,31 @@ def test_sizes_count_every_head() -> None:
         assert [(c.rows, 4 * c.heads) for c in a.need.calls] == [
             (c.rows, c.heads) for c in b.need.calls
         ]
+
+
+def test_what_waits_for_a_receive_waits_for_its_batch_s_send_in_eager_torch_only() -> None:
+    made = program("ring-classic", "full", 4, Direction.FORWARD)
+    lazy, eager = (skeleton(made, 2, eager=e, fold=False) for e in (False, True))
+    more = 0
+    for a, b in zip(lazy.parts, eager.parts, strict=True):
+        assert set(a.after) <= set(b.after)
+        for index in set(b.after) - set(a.after):
+            # The rank's own send, launched with a receive that it waited for before.
+            sent = eager.parts[index]
+            assert sent.ranks[0] == b.ranks[0]
+            assert any(lazy.parts[n].ranks[1:] == b.ranks for n in a.after)
+            more += 1
+    assert more
+
+
+def test_hosts_count_what_they_launch_and_what_of_it_leaves_the_node() -> None:
+    made = program("ring-classic", "full", 4, Direction.FORWARD)
+    parts = skeleton(made, 2, eager=True, fold=False).parts
+    last = {rank: n for p in parts for rank, n in zip(p.ranks, p.launched, strict=False)}
+    # Four tiles and three batches each; every rank sends to or receives from the other node.
+    assert {n.calls for n in last.values()} == {4}
+    assert {n.moves for n in last.values()} == {3}
+    assert {n.far for n in last.values()} == {3}
+    alone = skeleton(made, 4, eager=True, fold=False).parts
+    assert all(n.far == 0 for p in alone for n in p.launched)
+    assert all(not p.launched for p in skeleton(made, 2, fold=False).parts)
