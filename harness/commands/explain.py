@@ -266,7 +266,7 @@ def _notes(answers: Sequence[Explanation]) -> list[str]:
     legal = [answer for answer in answers if answer.legal]
     notes = [f"the same plan: {names}" for names in _alike(legal, lambda one: one.work_hash)]
     others = list({answer.work_hash: answer for answer in reversed(legal)}.values())[::-1]
-    notes += [f"equal in every number: {names}" for names in _alike(others, lambda one: one.costs)]
+    notes += [f"equal in all but memory: {names}" for names in _alike(others, _work)]
     for answer in answers:
         for near in answer.evener[:1]:
             assert answer.costs is not None  # only what is legal has a placement to improve
@@ -288,6 +288,15 @@ def _alike(answers: Sequence[Explanation], key: Callable[[Explanation], object])
     for answer in answers:
         groups.setdefault(repr(key(answer)), []).append(answer.resolved or answer.strategy)
     return [", ".join(names) for names in groups.values() if len(names) > 1]
+
+
+def _work(answer: Explanation) -> object:
+    """What a row shows beside its memory."""
+    costs = answer.costs
+    assert costs is not None  # it is asked of what is legal
+    received = costs.volume_bytes, costs.volume_bytes_backward
+    heads = costs.heads_max, costs.heads_mean, costs.kv_copies
+    return received, costs.imbalance_total, costs.imbalance_lockstep, heads
 
 
 def _figures(count: int) -> str:

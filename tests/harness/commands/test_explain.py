@@ -80,7 +80,7 @@ def test_degrees_equal_rows_and_better_placements_are_told(
     assert call("--cp", "6", "--seqlen", "1248", "--heads-q", "12", "--heads-kv", "6") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the same plan: zigzag, double_ring:inner=6" in printed
-    assert "equal in every number: ulysses, usp:6x1" in printed
+    assert "equal in all but memory: ulysses, usp:6x1" in printed
     found = re.search(
         r"allgather: more even with --strategy allgather:placement=(\w+) --cp 6 "
         r"\(imbalance ([\d.]+), not ([\d.]+)\)",
