@@ -4,11 +4,13 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from harness.checks import cores
 from harness.cluster import cluster
 from harness.commands.arguments import length
 from harness.commands.arguments import model as read_model
@@ -17,11 +19,14 @@ from harness.counting import Use
 from harness.modelled import Answer, Question, answer
 from harness.models import MODELS
 from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
+from harness.workers import spread
 from strategies import EVERY_STRATEGY
 
 _GIB = 2**30
 _K, _M = 2**10, 2**20
 _CLUSTER = "h100-1x8"
+_MANY = 4
+"""Strategies from which on processes are worth their start."""
 _BAR = 22
 _LETTERS: Mapping[str, tuple[str, ...]] = {
     "W": ("states", "unsharded"),
@@ -84,16 +89,24 @@ def run_model(args: argparse.Namespace) -> int:
         seqlen=args.seqlen,
     )
     names = [args.strategy] if args.strategy else list(EVERY_STRATEGY)
-    answers = []
-    with Live("explain", len(names)) as live:
-        for name in names:
-            answers.append(answer(question, name))
-            live.advance()
+    answers = _answers(question, names)
     if args.json:
         sys.stdout.write(json.dumps(as_json(question, answers), indent=2) + "\n")
     else:
         _print(Output(markup=False, highlight=False), question, answers)
     return 1 if args.strategy and answers[0].reason is not None else 0
+
+
+def _answers(question: Question, names: Sequence[str]) -> list[Answer]:
+    """Ask about each, side by side where that is worth starting processes for."""
+    work, jobs = partial(answer, question), min(cores(), len(names))
+    alone = jobs == 1 or len(names) < _MANY
+    with Live("explain", len(names)) as live:
+        found: dict[str, Answer] = {}
+        for one in map(work, names) if alone else spread(work, names, jobs=jobs, lost=work):
+            found[one.name] = one
+            live.advance()
+    return [found[name] for name in names]
 
 
 def _bytes(gib: float | None, default: int) -> int:
