@@ -219,7 +219,7 @@ class _Scene:
         """Return the simulated seconds of a node's block, as if it were all that there is."""
         gpus = self.shape.gpus
         pattern = excerpt(self.problem.pattern, row, column)
-        part = replace(self.problem, pattern=pattern, cp=gpus, hidden=None, rotary=None)
+        part = replace(self.problem, pattern=pattern, cp=gpus)
         queries, keys = (_dealt([len(piece) for piece in side], gpus) for side in (row, column))
         allocation = Allocation(queries=queries, keys=keys, cells=found.cells)
         return self.seconds(plan_allocation(part, "block", direction, allocation))

@@ -72,16 +72,20 @@ def _mode(options: Options) -> Mode:
 
 @lru_cache(maxsize=16)  # so that both directions are of one search even where nothing can be kept
 def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, Planned]:
-    """Return both directions' plans, from what is kept or else made and kept."""
+    """Return both directions' plans, from what is kept or else made and kept.
+
+    A layer's attention is planned as attention alone is.
+    """
+    bare = replace(problem, hidden=None, rotary=None)
 
     def make() -> Kept:
         return {
             direction.value: {"plan": to_json(each.plan), "report": each.report}
-            for direction, each in plan_both(problem, mode, context).items()
+            for direction, each in plan_both(bare, mode, context).items()
         }
 
     key = key_of(
-        problem=problem,
+        problem=bare,
         bands=problem.pattern.bands,
         mode=mode,
         gpus_per_node=context.gpus_per_node,
