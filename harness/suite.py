@@ -14,9 +14,10 @@ from harness.config import Config, Where
 from harness.peer import expanded
 from harness.plan import Scope
 from harness.problem import Direction, Dtype
-from strategies import EVERY_STRATEGY, STRATEGIES, strategy
+from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, strategy
 
 ALL = "*"
+RULES = "direct"
 
 
 class Mode(StrEnum):
@@ -33,7 +34,8 @@ class Part:
 
     Attributes:
         mode: Simulated or measured (a part is one of the two).
-        strategies: Names with options; `*` is every strategy, `peer:*` every peer.
+        strategies: Names with options; `*` is every strategy, `direct` all that do not search for
+            their plans, `peer:*` every peer.
         patterns: Texts of patterns.
         cp: Degrees.
         seqlen: Tokens over all ranks.
@@ -68,9 +70,8 @@ class Part:
     def names(self, scope: Scope) -> tuple[str, ...]:
         """Strategies with `*` spelled out, in canonical spelling."""
         every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
-        return expanded(
-            self.strategies, lambda text: tuple(every) if text == ALL else (strategy(text).text,)
-        )
+        groups = {ALL: tuple(every), RULES: tuple(name for name in every if name in DIRECT)}
+        return expanded(self.strategies, lambda text: groups.get(text) or (strategy(text).text,))
 
     def cells(self) -> Iterator[Config]:
         """Yield the product, one configuration a cell."""

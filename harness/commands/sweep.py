@@ -85,7 +85,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
     axes.add_argument(
-        "--strategies", type=listed(str), help="names with options; * is all, peer:* others' code"
+        "--strategies",
+        type=listed(str),
+        help="names with options; * is all, direct all that do not search, peer:* others' code",
     )
     axes.add_argument("--patterns", "--pattern", type=listed(str), help="see `list`")
     axes.add_argument("--cp", type=listed(degree), help="degrees")

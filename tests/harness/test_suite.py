@@ -8,7 +8,7 @@ from harness import suite
 from harness.commands.sweep import _AXES as AXES
 from harness.config import Where
 from harness.suite import Mode, Part
-from strategies import STRATEGIES
+from strategies import DIRECT, STRATEGIES, strategy
 
 PART = '[[part]]\nmode = "simulate"\n'
 
@@ -38,12 +38,17 @@ def test_a_measured_part_runs_on_this_machine() -> None:
     assert {cell.strategy for cell in cells} >= set(STRATEGIES)
 
 
+def test_direct_is_all_that_do_not_search() -> None:
+    cells = Part(mode=Mode.MEASURE, strategies=("direct",)).cells()
+    assert {cell.strategy for cell in cells} == set(STRATEGIES) & set(DIRECT)
+
+
 def test_the_quick_suite_has_all_strategies_six_patterns_and_both_sources() -> None:
     cells = [cell for part in suite.load("quick", AXES) for cell in part.cells()]
     simulated = [cell for cell in cells if cell.cluster == "h100-8x8"]
     measured = [cell for cell in cells if cell.cluster is None]
-    assert {cell.strategy for cell in simulated} >= set(STRATEGIES)
-    assert {cell.strategy for cell in measured} >= set(STRATEGIES)
+    for some in (simulated, measured):
+        assert {strategy(cell.strategy).strategy.name for cell in some} == set(STRATEGIES)
     assert len({cell.pattern for cell in simulated}) == 6
     assert {cell.cp for cell in simulated} == {8, 16, 32, 64}
     assert {cell.cp for cell in measured} == {2, 4}
