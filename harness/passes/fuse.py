@@ -10,7 +10,7 @@ waits for the last of its operands, so what pays is decided by time, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from harness.cluster import Cluster
 from harness.cost import Costs
@@ -114,8 +114,8 @@ def _triangle(pattern: Pattern, rows: range, columns: range) -> bool:
 def fused_at_once(plan: Plan) -> Plan:
     """Fuse the largest rectangles of full blocks first, all that fit, untimed and for good.
 
-    Shapes go by (area, rows, columns), the largest first; per rank, each set of rows takes its
-    first free columns. No rectangle has more blocks than an even share of them all.
+    Shapes go by (area, rows, columns), the largest first; each takes its first rows and columns. No
+    rectangle has more blocks than an even share of them all.
 
     Source: the public code of UltraAttn (SC'25), `graph_transformation_engine.py`.
     """
@@ -137,19 +137,28 @@ def _is_full(plan: Plan, index: int) -> bool:
 
 
 def _largest_first(cells: Cells, most: int) -> Iterator[Members]:
+    """Yield rectangles of at most so many blocks, each the largest that is left; more rows first.
+
+    Only rectangles that cannot grow are looked at, since every other lies in one of them; trying
+    all sets of rows, as the public code does, ends for small grids only.
+    """
     free = dict(cells)
-    rows, columns = (sorted({key[axis] for key in cells}) for axis in (0, 1))
-    shapes = [
-        (x * y, x, y)
-        for x in range(1, len(rows) + 1)
-        for y in range(1, len(columns) + 1)
-        if _FEWEST <= x * y <= most
-    ]
-    for _, x, y in sorted(shapes, reverse=True):
-        for chosen in combinations(rows, x):
-            common = [kv for kv in columns if all((q, kv) in free for q in chosen)]
-            for at in range(0, len(common) - y + 1, y):
-                yield tuple(sorted(free.pop((q, kv)) for q in chosen for kv in common[at : at + y]))
+    while free:
+        columns_of: dict[Chunks, set[Chunks]] = {}
+        for q, kv in free:
+            columns_of.setdefault(q, set()).add(kv)
+        shapes = [
+            (x * y, x, y, sorted(rows)[:x], sorted(columns)[:y])
+            for rows, columns in _full(columns_of)
+            for x in range(1, min(len(rows), most) + 1)
+            for y in (min(len(columns), most // x),)
+        ]
+        area, _, _, rows, columns = max(
+            shapes, key=lambda each: (each[:3], [(-q[0], -len(q)) for q in each[3]])
+        )
+        if area < _FEWEST:
+            return
+        yield tuple(sorted(free.pop((q, kv)) for q in rows for kv in columns))
 
 
 # Candidates ---------------------------------------------------------------------------------
