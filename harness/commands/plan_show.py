@@ -12,6 +12,8 @@ from harness.plan import Plan
 
 _MIB = 2**20
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
+_KEY = "q3 @1: query chunk 3 of rank 1; a number: the rank that attends the block; .: nothing is"
+_KEY += " allowed there; +: its heads are spread over several ranks"
 _LEGEND = (
     "A, B: query and key chunks that a rank attends and does not own; C, D: copies of its own that "
     "others attend"
@@ -39,6 +41,7 @@ def print_blocks(plan: Plan, console: Console) -> None:
         lines.append(line)
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop", crop=True)
+    console.print(_KEY, style="dim")
     console.print()
     console.print(_accounts(plan))
     console.print(_LEGEND, style="dim")

@@ -8,8 +8,9 @@ cannot be read is planned again, and where nothing can be written nothing is kep
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,22 @@ Kept = Mapping[str, Any]
 
 
 def key_of(**what: object) -> str:
-    """Return a hash of what decides a plan, by `repr`, and of the code."""
-    text = json.dumps({name: repr(value) for name, value in what.items()}, sort_keys=True)
-    return hashlib.sha256((text + code_hash()).encode()).hexdigest()
+    """Return a hash of what decides a plan, and of the code; equal in every process."""
+    text = json.dumps([_plain(what), code_hash()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON, without the order of sets, which differs between processes."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return sorted([str(key), _plain(each)] for key, each in value.items())
+    if isinstance(value, Set):
+        return sorted(map(repr, value))
+    if isinstance(value, tuple | list):
+        return list(map(_plain, value))
+    return repr(value)
 
 
 def kept(key: str, make: Callable[[], Kept]) -> Kept:

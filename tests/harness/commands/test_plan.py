@@ -60,9 +60,11 @@ def test_a_saved_plan_comes_back_equal(
     assert call("--load", str(file), "--json") == 0
     second = json.loads(capsys.readouterr().out)
 
+    levels = first.pop("levels")  # of the planning, so a plan that is read has none
+    assert second.pop("levels") == {}
     assert second == first
     assert first["plan_hash"] == from_json(file.read_text()).hash
-    assert first["levels"] == {}
+    assert bool(levels) == (strategy(name).strategy.report is not None)
     assert len(first["tasks"]) == sum(first["summary"]["tasks"].values())
 
 

@@ -1,6 +1,9 @@
 """The strategy as a whole: right for any table, no slower than what it improves, kept once."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,12 +182,32 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(
 
 
 def _hashes(folder: str, seed: int, queue: "multiprocessing.Queue[tuple[str, ...]]") -> None:
-    import os
-
     os.environ["CPBENCH_CACHE"] = folder
     np.random.default_rng(seed)
     p = problem("causal", 211, cp=4)
     queue.put(tuple(plan.hash for plan in both("ultraattn:seconds=0.1", p)))
+
+
+def test_a_key_is_equal_in_processes_that_hash_differently() -> None:
+    code = (
+        "from harness.cluster import cluster\n"
+        "from harness.levels import ALL_LEVELS\n"
+        "from strategies.ultraattn.kept import key_of\n"
+        "from strategies.ultraattn.planner import Mode\n"
+        "print(key_of(mode=Mode(levels=ALL_LEVELS), cluster=cluster('h800')))"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(keys) == 1
 
 
 def test_processes_that_plan_at_once_come_to_one_plan(tmp_path: Path) -> None:
