@@ -48,6 +48,8 @@ def _greedy(table: Ints, own_rows: NDArray[np.bool_], own_columns: NDArray[np.bo
 
 def lower_bound(instance: Instance) -> int:
     """Return a proved lower bound on the maximum that a device receives or sends."""
+    if not instance.blocks:
+        return 0
     most = lines_bound(instance)
     covers = reach(instance)
     inside = sum(instance.inside_of(i, j) for i, j in instance.blocks)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.caching import cache_folder, code_hash
 from harness.files import write_whole
 
+T = TypeVar("T")
 Kept = Mapping[str, Any]
 """What is kept of a plan, as JSON."""
 
@@ -40,17 +41,18 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
-def kept(key: str, make: Callable[[], Kept]) -> Kept:
-    """Return what is kept under a key; make and keep it if there is nothing.
+def kept(key: str, make: Callable[[], Kept], read: Callable[[Kept], T]) -> T:
+    """Return what is kept under a key, read; make and keep it if there is nothing that can be.
 
     Args:
         key: See `key_of`.
         make: Makes it, in one process at a time.
+        read: Turns it into what is wanted; what it cannot read is made again.
     """
     from filelock import FileLock, Timeout
 
     path = cache_folder() / "plans" / f"{key}.json"
-    found = _read(path)
+    found = _read(path, key, read)
     if found is not None:
         return found
     try:
@@ -58,23 +60,25 @@ def kept(key: str, make: Callable[[], Kept]) -> Kept:
         lock = FileLock(path.with_suffix(".lock"))
         lock.acquire()
     except (OSError, NotImplementedError, Timeout):  # a folder that takes no files
-        return make()
+        return read(make())
     try:
-        found = _read(path)
-        if found is None:
-            found = make()
-            with suppress(OSError):  # a full disk
-                write_whole(path, json.dumps(found))
-        return found
+        found = _read(path, key, read)
+        if found is not None:
+            return found
+        made = make()
+        with suppress(OSError):  # a full disk
+            write_whole(path, json.dumps({"key": key, "kept": made}))
+        return read(made)
     finally:
         lock.release()
         with suppress(OSError):
             path.with_suffix(".lock").unlink()
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path, key: str, read: Callable[[Kept], T]) -> T | None:
+    """Return what a file holds; None if it is none, another's, or not to be understood."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read(found["kept"]) if found["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError):
         return None
-    return found if isinstance(found, dict) else None

@@ -92,12 +92,15 @@ def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, 
         cluster=context.cluster,
         others=context.others is not None,
     )
-    both = kept(key, make)
-    return {
-        direction: Planned(plan=from_json(each["plan"], problem), report=each["report"])
-        for direction in Direction
-        for each in (both[direction.value],)
-    }
+
+    def read(both: Kept) -> Mapping[Direction, Planned]:
+        return {
+            direction: Planned(plan=from_json(each["plan"], problem), report=each["report"])
+            for direction in Direction
+            for each in (both[direction.value],)
+        }
+
+    return kept(key, make, read)
 
 
 _ACCEPTS = frozenset({"levels", "seconds", "prove"})

@@ -1,9 +1,11 @@
 """The strategy as a whole: right for any table, no slower than what it improves, kept once."""
 
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,16 +160,26 @@ def test_a_plan_is_made_once_and_then_read(tmp_path: Path, monkeypatch: pytest.M
     first = both(f"ultraattn:{QUICK}", p)
 
     def never(*_: object) -> None:
-        raise AssertionError("planned again")
+        raise RuntimeError("planned again")
 
     monkeypatch.setattr(module, "plan_both", never)
     module._both.cache_clear()
     assert both(f"ultraattn:{QUICK}", p) == first
     (kept,) = (tmp_path / "plans").glob("*.json")
-    kept.write_text("{")
-    module._both.cache_clear()
-    with pytest.raises(AssertionError, match="planned again"):
-        both(f"ultraattn:{QUICK}", p)
+    whole = kept.read_text()
+    other = json.dumps({**json.loads(whole), "key": "of another problem"})
+    empty = json.dumps({**json.loads(whole), "kept": {"forward": 3}})
+    for spoiled in ("{", "{}", "[3]", whole[:500], other, empty):
+        kept.write_text(spoiled)
+        module._both.cache_clear()
+        with pytest.raises(RuntimeError, match="planned again"):
+            both(f"ultraattn:{QUICK}", p)
+
+
+def test_a_pattern_that_allows_nothing_is_planned() -> None:
+    p = replace(problem("causal", 33, cp=3), pattern=table_pattern([[0, 0], [0, 0]], 33, 33))
+    assert not wrong(*both(f"ultraattn:{QUICK}", p))
+    assert not wrong(*both(f"ultraattn-paper:{QUICK}", p, Context(gpus_per_node=1)))
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(
