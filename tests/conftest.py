@@ -3,12 +3,17 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 from hypothesis import HealthCheck, settings
 
 # Test workers and the ranks that they start share the cores; torch reads this when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell starts what runs behind it with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A folder of plans of their own, which the workers of one run share.
 if "PYTEST_XDIST_WORKER" not in os.environ:
