@@ -9,7 +9,7 @@ import pytest
 
 from harness.milp import Status
 from strategies.ultraattn import cache as module
-from strategies.ultraattn.account import Instance
+from strategies.ultraattn.account import Instance, account, most, volume
 from strategies.ultraattn.cache import Cache, assign_cached, key_of
 from strategies.ultraattn.device import Assigned, assign
 from tests.strategies.ultraattn.examples import case
@@ -45,14 +45,26 @@ def test_the_key_knows_every_field() -> None:
     assert len({key_of(instance) for instance in [_EASY, *others]}) == 1 + len(others)
 
 
-def test_an_unproved_answer_is_improved_and_never_worsened(tmp_path: Path) -> None:
+def test_an_answer_is_never_worsened(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    good = assign(_HARD, seconds=1.0)
+    best = assign(_EASY, prove=True)
+    turned = tuple(
+        tuple(None if d is None else (d + 1) % _EASY.devices for d in row) for row in best.cells
+    )
+    lines = account(_EASY, turned)
+    worse = replace(
+        best, cells=turned, value=most(lines), volume=volume(lines), status=Status.FEASIBLE
+    )
+    assert worse.value > best.value
+    cache.put(_EASY, best)
+    cache.put(_EASY, worse)
+    assert cache.get(_EASY) == best
+
+
+def test_an_unproved_answer_is_kept_and_improved_where_asked(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    good = assign(_HARD, seconds=0.5)
     cache.put(_HARD, good)
-    worse = assign(_HARD, seconds=0.0)
-    assert worse.value > good.value
-    cache.put(_HARD, worse)
-    assert cache.get(_HARD) == good
     assert assign_cached(_HARD, cache) == good
     assert assign_cached(_HARD, cache, seconds=0.3).value <= good.value
 
