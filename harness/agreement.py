@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from harness.errors import PlanError, UnsupportedError
 from harness.execute import Run, execute
-from harness.plan import Resident, legs_of
+from harness.plan import Resident
 from harness.problem import Direction, Problem
 from harness.residency import Program
-from harness.sizes import sent_bytes
+from harness.sizes import traffic
 from harness.strategy import Chosen, Context
 from harness.transport import GroupTransport, LocalTransport, Transport
 from harness.verify import verify
@@ -51,14 +51,7 @@ def planned(
 ) -> Ready:
     """Plan and verify, once for each problem."""
     plan = chosen.plan(problem, direction, context)
-    sent: dict[int, int] = {}
-    received: dict[int, int] = {}
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            size = sent_bytes(plan, leg)
-            if size:
-                sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
-                received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
+    sent, received = (dict(enumerate(side)) for side in traffic(plan))
     return Ready(verify(plan, owners), sent, received)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.plan import Plan, Tensor, Tile, legs_of
-from harness.sizes import leg_bytes
+from harness.plan import Plan, Tensor, Tile
+from harness.sizes import traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +74,9 @@ def _owners(plan: Plan, tensor: Tensor, count: int) -> tuple[int | None, ...]:
 def rank_accounts(plan: Plan, table: BlockTable) -> tuple[RankAccount, ...]:
     """Return the account of every rank; A to D as UltraAttn's Table 2 defines them."""
     cp = plan.problem.cp
-    received, sent, area = [0] * cp, [0] * cp, [0] * cp
+    sent, received = traffic(plan)
+    area = [0] * cp
     for task in plan.tasks:
-        for leg in legs_of(task):
-            if leg.src.rank != leg.dst.rank:
-                size = leg_bytes(plan, leg)
-                sent[leg.src.rank] += size
-                received[leg.dst.rank] += size
         if isinstance(task, Tile):
             area[task.place.rank] += task.area * task.heads.bit_count()
     columns = tuple(zip(*table.ranks, strict=True)) if table.ranks else ()

@@ -21,13 +21,13 @@ from harness.errors import PlanError, UnsupportedError, told
 from harness.execute import Run, execute
 from harness.inputs import make_inputs
 from harness.memory import ledger
-from harness.plan import FINISHED, Memory, Place, Plan, Resident, Tensor, legs_of
+from harness.plan import FINISHED, Memory, Place, Plan, Resident, Tensor
 from harness.planned import Planned, partial_results, planned, roundings_sent
 from harness.pool import Member
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.shards import collect, initial_inputs
-from harness.sizes import sent_bytes
+from harness.sizes import traffic
 from harness.tolerance import Tolerance, calibrate, errors, limit
 from harness.transport import GroupTransport, LocalTransport, Traffic, Transport
 from patterns.pattern import Pattern
@@ -194,15 +194,10 @@ def ends_as(plan: Plan, tensor: Tensor) -> Tensor:
 
 
 def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
-    """Bytes that each rank sends and receives, by the plan."""
-    sent: dict[int, int] = {}
-    received: dict[int, int] = {}
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            size = sent_bytes(plan, leg)
-            if size:
-                sent[leg.src.rank] = sent.get(leg.src.rank, 0) + size
-                received[leg.dst.rank] = received.get(leg.dst.rank, 0) + size
+    """Bytes that each rank sends and receives, by the plan; ranks that do neither are left out."""
+    sent, received = (
+        {rank: size for rank, size in enumerate(side) if size} for side in traffic(plan)
+    )
     return sent, received
 
 

@@ -6,16 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write UTF-8 text under another name in the same folder, then rename it.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write bytes, or text as UTF-8, under another name in the same folder, then rename it.
 
     Raises:
         OSError: It cannot be written there; no part of it is left.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         Path(name).chmod(0o644)  # mkstemp's own mode is for secrets
         Path(name).replace(path)
     except BaseException:  # also Ctrl-C: leave no part behind

@@ -24,7 +24,7 @@ from harness.problem import Direction, Dtype, Problem
 from harness.sharding import Sharding, split
 from harness.skeleton import Call, Skeleton, skeleton
 from harness.strategy import Context
-from harness.tiling import Allocation
+from harness.tiling import row_owner
 from harness.verify import verify
 from patterns import make_pattern
 from patterns.pattern import Pattern
@@ -341,9 +341,7 @@ def owner_plan(problem: Problem, direction: Direction, chunks: int) -> Plan:
     per = chunks // cp
     owned = tuple(tuple(range(r * per, (r + 1) * per)) for r in range(cp))
     sharding = Sharding(split(problem.seqlen_q, chunks), owned)
-    cells = tuple((row // per,) * chunks for row in range(chunks))
-    allocation = Allocation(queries=sharding, keys=sharding, cells=cells)
-    return plan_allocation(problem, "owner", direction, allocation)
+    return plan_allocation(problem, "owner", direction, row_owner(sharding, sharding))
 
 
 def _problem(pattern: str, seqlen: int, cp: int) -> Problem:

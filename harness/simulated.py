@@ -18,12 +18,11 @@ from harness.counting import ALGORITHM
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError, told
 from harness.memory import ledger
-from harness.plan import legs_of
 from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
 from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
-from harness.sizes import problem_flops, sent_bytes
+from harness.sizes import problem_flops, traffic
 from harness.streams import work_of
 from harness.structure import Structure, planned_at, searches, structure_of
 from harness.verify import verify
@@ -126,10 +125,7 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
     work = work_of(program, machine, runtime)
     limits = bounds(program, machine, runtime, work)
     trace = simulate(program, machine, runtime=runtime, peak_memory_bytes=peaks, work=work)
-    sent = [0] * config.cp
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            sent[leg.src.rank] += sent_bytes(plan, leg)
+    sent, _ = traffic(plan)
     status, reason = _fits(max(peaks), machine)
     return record(
         config,

@@ -1,6 +1,6 @@
 """Bytes and flops of everything in a plan: the one place that knows them."""
 
-from harness.plan import Leg, Linear, Piece, Place, Plan, Tensor, Tile
+from harness.plan import Leg, Linear, Piece, Place, Plan, Tensor, Tile, legs_of
 from harness.problem import Direction, Problem
 
 _ACCUMULATED = frozenset(
@@ -85,6 +85,17 @@ def leg_bytes(plan: Plan, leg: Leg) -> int:
 def sent_bytes(plan: Plan, leg: Leg) -> int:
     """Bytes that a leg sends to another rank; what goes to the own host and back is not sent."""
     return 0 if leg.src.rank == leg.dst.rank else leg_bytes(plan, leg)
+
+
+def traffic(plan: Plan) -> tuple[list[int], list[int]]:
+    """Bytes that each rank sends to other ranks, and bytes that it receives from them."""
+    sent, received = ([0] * plan.problem.cp for _ in range(2))
+    for task in plan.tasks:
+        for leg in legs_of(task):
+            size = sent_bytes(plan, leg)
+            sent[leg.src.rank] += size
+            received[leg.dst.rank] += size
+    return sent, received
 
 
 def tile_flops(plan: Plan, tile: Tile) -> int:

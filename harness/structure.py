@@ -10,9 +10,7 @@ need not plan again what an earlier one has planned.
 """
 
 import hashlib
-import os
 import pickle
-import tempfile
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,11 +23,12 @@ from harness.calibration import Calibration
 from harness.cluster import Runtime, cluster
 from harness.config import Config
 from harness.contexts import context_on
+from harness.files import write_whole
 from harness.memory import peaks
 from harness.plan import Plan, Scope, legs_of
 from harness.predicted import skeleton_on
 from harness.residency import Program
-from harness.sizes import leg_bytes, sent_bytes
+from harness.sizes import leg_bytes, traffic
 from harness.skeleton import Skeleton
 from harness.strategy import Context
 from harness.verify import verify
@@ -94,11 +93,8 @@ def structure(
 ) -> Structure:
     """Take a proved plan apart."""
     plan = program.plan
-    sent = [0] * plan.problem.cp
+    sent, _ = traffic(plan)
     held, needed = peaks(program)
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            sent[leg.src.rank] += sent_bytes(plan, leg)
     return Structure(
         shape=skeleton_on(program, fitted, eager=eager, fold=fold),
         plan_hash=plan.hash,
@@ -208,15 +204,7 @@ def _write(path: Path, made: Structure) -> None:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             _forget(path.parent.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(zlib.compress(pickle.dumps(made, protocol=5), 1))
-            Path(name).replace(path)
-        except BaseException:  # also Ctrl-C: leave no part behind
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
+        write_whole(path, zlib.compress(pickle.dumps(made, protocol=5), 1))
 
 
 def _forget(folder: Path) -> None:

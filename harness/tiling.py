@@ -51,6 +51,13 @@ class Allocation:
         ]
 
 
+def row_owner(queries: Sharding, keys: Sharding) -> Allocation:
+    """Return every block at the owner of its query chunk."""
+    owner = queries.owner()
+    cells = tuple((owner[i],) * len(keys.chunks) for i in range(len(queries.chunks)))
+    return Allocation(queries=queries, keys=keys, cells=cells)
+
+
 def cells_of(table: Sequence[Sequence[int]]) -> Cells:
     """Return cells from a table of ranks in which a negative number means nobody."""
     return tuple(tuple(None if rank < 0 else int(rank) for rank in row) for row in table)

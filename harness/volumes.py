@@ -26,17 +26,13 @@ from typing import NamedTuple
 
 from harness.plan import Linear, LinearOp, Plan, legs_of
 from harness.problem import Direction, Problem
-from harness.sizes import leg_bytes, linear_flops, sent_bytes
+from harness.sizes import leg_bytes, linear_flops, traffic
 from harness.strategy import Chosen
 
 
 def received_bytes(plan: Plan) -> tuple[int, ...]:
     """Count what each rank receives from other ranks, in bytes, from the plan's own transfers."""
-    received = [0] * plan.problem.cp
-    for task in plan.tasks:
-        for leg in legs_of(task):
-            received[leg.dst.rank] += sent_bytes(plan, leg)
-    return tuple(received)
+    return tuple(traffic(plan)[1])
 
 
 def host_bytes(plan: Plan) -> tuple[int, ...]:

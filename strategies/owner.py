@@ -18,7 +18,7 @@ from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.sharding import PLACEMENTS
 from harness.strategy import Context, Options, Strategy
-from harness.tiling import Allocation
+from harness.tiling import row_owner
 
 
 def plan(
@@ -27,11 +27,7 @@ def plan(
     """Plan direct transfers of the needed keys; legal for every problem."""
     del context
     queries, keys = shard_both(problem, PLACEMENTS[options.placement])
-    owner = queries.owner()
-    rows = [owner[i] for i in range(len(queries.chunks))]
-    cells = tuple((rank,) * len(keys.chunks) for rank in rows)
-    allocation = Allocation(queries=queries, keys=keys, cells=cells)
-    return plan_allocation(problem, name, direction, allocation)
+    return plan_allocation(problem, name, direction, row_owner(queries, keys))
 
 
 STRATEGY = Strategy(

@@ -18,11 +18,11 @@ from harness.contexts import context_on
 from harness.errors import PlanError
 from harness.files import write_whole
 from harness.memory import ledger
-from harness.plan import Plan, Tile, from_json, legs_of, to_json
+from harness.plan import Plan, Tile, from_json, to_json
 from harness.problem import Direction
 from harness.residency import Program
 from harness.simulate import simulate
-from harness.sizes import sent_bytes
+from harness.sizes import traffic
 from harness.strategy import Context
 from harness.trace import gantt, kind_of
 from harness.verify import verify
@@ -189,10 +189,9 @@ def summary(program: Program) -> dict[str, object]:
     """Tasks by kind, bytes that ranks send, pairs that they attend, and the memory they hold."""
     plan = program.plan
     cp = plan.problem.cp
-    sent, area = [0] * cp, [0] * cp
+    sent, _ = traffic(plan)
+    area = [0] * cp
     for task in plan.tasks:
-        for leg in legs_of(task):
-            sent[leg.src.rank] += sent_bytes(plan, leg)
         if isinstance(task, Tile):
             area[task.place.rank] += task.area * task.heads.bit_count()
     book = ledger(program)

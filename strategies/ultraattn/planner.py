@@ -31,7 +31,7 @@ from harness.sizes import leg_bytes
 from harness.strategy import Context
 from harness.stream_schedule import Method, instance_of, schedule_streams, search, tick_of
 from harness.taskgraph import Timeline, graph_of
-from harness.tiling import Allocation
+from harness.tiling import Allocation, row_owner
 from patterns.excerpt import excerpt
 from patterns.geometry import Chunk
 from strategies.ultraattn.account import Instance, even_owners
@@ -163,7 +163,7 @@ class _Scene:
             yield {direction: self._tiled_trial(layout, direction) for direction in Direction}
         if not tiled or not self.mode.published:
             sides = (layout.queries, layout.keys)
-            rows = _by_rows(*(by_rank(s, self.shape.nodes, self.shape.gpus) for s in sides))
+            rows = row_owner(*(by_rank(s, self.shape.nodes, self.shape.gpus) for s in sides))
             yield {direction: self._timed(layout, direction, rows, None) for direction in Direction}
 
     def _tiled_trial(self, layout: Layout, direction: Direction) -> _Trial:
@@ -172,7 +172,7 @@ class _Scene:
         trial = self._timed(layout, direction, tiling.allocation, tiling)
         if self.mode.published:
             return trial
-        rows = _by_rows(tiling.allocation.queries, tiling.allocation.keys)
+        rows = row_owner(tiling.allocation.queries, tiling.allocation.keys)
         return min(trial, self._timed(layout, direction, rows, None), key=lambda t: t.seconds)
 
     def _timed(
@@ -263,13 +263,6 @@ class _Scene:
             plan, makespan_s = first.scheduled.plan, first.makespan_s
         report["makespan_s"] = makespan_s
         return Planned(plan=plan, report=report)
-
-
-def _by_rows(queries: Sharding, keys: Sharding) -> Allocation:
-    """Return every block at the owner of its row."""
-    owner = queries.owner()
-    cells = tuple((owner[i],) * len(keys.chunks) for i in range(len(queries.chunks)))
-    return Allocation(queries=queries, keys=keys, cells=cells)
 
 
 def _dealt(lengths: Sequence[int], gpus: int) -> Sharding:
