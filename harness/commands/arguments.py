@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from textwrap import wrap
 from typing import TypeVar
 
 from harness import models
@@ -16,6 +17,7 @@ from patterns import make_pattern
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 _MOST_RANKS = 1024
+_COLUMNS = 80
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _DTYPES = {
     "f64": "float64",
@@ -210,6 +212,30 @@ def problem_of(args: argparse.Namespace) -> Problem:
     )
 
 
+class Help(argparse.HelpFormatter):
+    """Wraps what a verb says of itself; blocks with indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = text.strip().split("\n\n")
+        return "\n\n".join(
+            block if "\n  " in block else super(Help, self)._fill_text(block, width, indent)
+            for block in blocks
+        )
+
+
 def example(lines: Sequence[str]) -> str:
-    """Format the epilog of `--help`."""
-    return "example:\n" + "\n".join(f"  python -m harness {line}" for line in lines)
+    """Format the epilog of `--help`; commands that are too long go on in another line."""
+    commands = (_continued(f"python -m harness {line}") for line in lines)
+    return "example:\n" + "\n".join(commands)
+
+
+def _continued(command: str) -> str:
+    lines = wrap(
+        command,
+        _COLUMNS - 4,
+        initial_indent="  ",
+        subsequent_indent=" " * 6,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return " \\\n".join(lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import local
 from harness.calibration import dump, load
-from harness.commands.arguments import example
+from harness.commands.arguments import Help, example
 from harness.fit.cluster import MACHINES, fit_cluster, sources_of
 
 
@@ -29,7 +29,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "calibrate --from-logs logs --cluster h800 -o h800.toml",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     known = [machine.name for machine in MACHINES]
     parser.add_argument(

@@ -15,6 +15,7 @@ from rich.table import Table
 from harness import checks
 from harness.check import Cell, Status
 from harness.commands.arguments import (
+    Help,
     choice,
     count,
     dtype,
@@ -55,7 +56,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "check --strategies zigzag,usp:2x2 --cp 4 --seqlen 97 --dtype bfloat16",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument(
         "--strategies", type=listed(str), help="names, with options; peer:* is every peer"

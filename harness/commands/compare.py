@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.commands.arguments import example
+from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
 from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
 from harness.records import read_records
@@ -35,7 +35,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "compare before/records.jsonl after/records.jsonl --threshold 5 --json",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("before", type=Path, help="a folder of results, or its records.jsonl")
     parser.add_argument("after", type=Path, help="another")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.commands.arguments import example
+from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
 from harness.doctor import Finding, State, examine
 
@@ -24,7 +24,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         description="Look for packages, kernels, CUDA and NCCL, start two gloo processes, and say "
         "what is missing for what. Nothing that is missing is an error: exit status 0.",
         epilog=example(["doctor", "doctor --json"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)

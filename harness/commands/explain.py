@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.checks import cores
-from harness.commands.arguments import add_problem, example, problem_of
+from harness.commands.arguments import Help, add_problem, example, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
 from harness.errors import UnsupportedError
@@ -52,7 +52,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "explain --model llama3-8b,layers=16 --cluster h100-2x8 --seqlen 2m --json",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--strategy", type=_named, help="one strategy, with options; default all")
     add_problem(parser)

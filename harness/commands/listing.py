@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cluster import CLUSTERS
-from harness.commands.arguments import example
+from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
 from harness.models import MODELS
 from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
@@ -97,9 +97,10 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="the strategies, peers, patterns, clusters, models and precisions that there are",
         description=__doc__,
         epilog=example(["list", "list clusters", "list strategies --json"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
-    parser.add_argument("what", nargs="?", choices=list(_ENTRIES), help="default: all")
+    known = f"{', '.join(_ENTRIES)}; default: all"
+    parser.add_argument("what", nargs="?", choices=list(_ENTRIES), metavar="WHAT", help=known)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.cluster import CLUSTERS, DEFAULT, Cluster, cluster
-from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.commands.arguments import Help, add_problem, count, example, problem_of
 from harness.commands.plan_show import level_lines, print_blocks
 from harness.contexts import context_on
 from harness.errors import PlanError
@@ -52,7 +52,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "plan --strategy ultraattn:levels=node+device --cp 16 --show timeline",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
     parser.add_argument(

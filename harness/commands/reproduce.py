@@ -12,10 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.commands.arguments import example
+from harness.checks import cores
+from harness.commands.arguments import Help, count, degree, example, listed, positive
 from harness.commands.progress import Output
+from harness.commands.speedups import measured_beside, show
 from harness.reproduce import PAPERS, Figure, figures
+from harness.speedups import Chosen
 
+_SPEEDUPS = "ultraattn"
 _LARGE = 100
 """From here on a figure is shown with fewer digits."""
 
@@ -26,11 +30,33 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "reproduce",
         help="published figures next to ours",
         description=__doc__,
-        epilog=example(["reproduce upipe", "reproduce upipe --table memory --json"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=example(
+            [
+                "reproduce upipe",
+                "reproduce upipe --table memory --json",
+                "reproduce ultraattn --figure fig7 --cp 8",
+                "reproduce ultraattn --figure fig8 --cluster h100-hamming",
+            ]
+        ),
+        formatter_class=Help,
     )
-    parser.add_argument("paper", choices=PAPERS, help="whose figures")
-    parser.add_argument("--table", default="", help="only tables whose name has this in it")
+    parser.add_argument("paper", choices=(*PAPERS, _SPEEDUPS), help="whose figures")
+    parser.add_argument(
+        "--table", "--figure", default="", help="only tables whose name has this in it"
+    )
+    group = parser.add_argument_group(
+        "ultraattn", "speed-ups: both sides predicted, as they were run and on the same ground"
+    )
+    group.add_argument("--cp", type=listed(degree), default=(), help="only these degrees")
+    group.add_argument(
+        "--cluster",
+        default="",
+        help="a calibrated one for all (default: that of each figure's measured times)",
+    )
+    group.add_argument(
+        "--seconds", type=positive, help="planner's budget per distinct tiling (default: its own)"
+    )
+    group.add_argument("--jobs", type=count, default=cores(), help="plans at once (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
 
@@ -38,6 +64,10 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(args: argparse.Namespace) -> int:
     """Compute and judge; 1 if a figure is not as published."""
     console = Output(markup=False, highlight=False)
+    if args.paper == _SPEEDUPS:
+        return _speedups(args, console)
+    if args.cp or args.cluster or args.seconds:
+        raise ValueError(f"cp, cluster and seconds are of {_SPEEDUPS}'s figures; leave them out")
     found: list[Figure] = []
     for _, group in groupby(figures(args.paper, args.table), key=lambda figure: figure.table):
         rows = list(group)
@@ -54,6 +84,17 @@ def run(args: argparse.Namespace) -> int:
         judged = [figure for figure in found if figure.holds is not None]
         console.print(f"{len(judged) - len(off)} of {len(judged)} figures are as published")
     return 1 if off else 0
+
+
+def _speedups(args: argparse.Namespace, console: Console) -> int:
+    chosen = Chosen(figure=args.table, cp=args.cp, cluster=args.cluster, seconds=args.seconds)
+    found = measured_beside(chosen, jobs=args.jobs)
+    if args.json:
+        fields = [{**asdict(each), "error": each.error, "holds": each.holds} for each in found]
+        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+    else:
+        show(console, found)
+    return 0 if all(each.holds for each in found) else 1
 
 
 def _print(console: Console, rows: Sequence[Figure]) -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 
 from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
-from harness.commands.arguments import add_problem, choice, example, problem_of
+from harness.commands.arguments import Help, add_problem, choice, example, problem_of
 from harness.contexts import context_on
 from harness.effects import ALL
 from harness.plan import Plan
@@ -30,7 +30,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "simulate --strategy usp:8x2 --cp 16 --cluster mine.toml",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
     parser.add_argument(

@@ -14,6 +14,7 @@ from harness.cell import Status
 from harness.checks import cores
 from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
+    Help,
     choice,
     count,
     degree,
@@ -77,7 +78,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
                 "sweep -o results/long --resume --suite mine.toml",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--suite", default="quick", help="a name, or a TOML file")
     parser.add_argument(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.bounds import Bounds, bounds, problem_bound_s
 from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
-from harness.commands.arguments import add_problem, count, example, problem_of
+from harness.commands.arguments import Help, add_problem, count, example, problem_of
 from harness.config import Config, Where
 from harness.contexts import context_on
 from harness.files import write_whole
@@ -44,7 +44,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "trace --measured --strategy ring --cp 2 --seqlen 2k --heads-q 4 -o ring.json",
             ]
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
     parser.add_argument(
