@@ -33,8 +33,8 @@ from harness.transport import GroupTransport
 WARMUP = 5
 ITERATIONS = 20
 _SEED = 0
-_MATRICES = 8
-"""Matrices of queries x keys that the oracle holds at once: scores, weights, their gradients."""
+_MATRICES = 4
+"""Matrices of queries x keys that judging holds at once: weights, their gradients, temporaries."""
 _WHOLE_TOKENS = 2048
 """Up to this many queries the oracle judges all heads; beyond, one KV head and its group."""
 

@@ -67,13 +67,15 @@ def spreads(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> tuple[float,
         return by_query, by_key
     q, k = q.double(), k.double()
     group = q.shape[1] // k.shape[1]
+    barred = ~allowed
     for b in range(k.shape[0]):
         for g in range(k.shape[1]):
             keys_T = torch.zeros(k.shape[2], dtype=torch.float64)
             for h in range(g * group, (g + 1) * group):
-                scores_ST = torch.where(allowed, (q[b, h] @ k[b, g].T) * scale, -torch.inf)
+                scores_ST = (q[b, h] @ k[b, g].T).mul_(scale).masked_fill_(barred, -torch.inf)
                 weights_ST = torch.softmax(scores_ST, dim=1).nan_to_num_(0.0)  # an empty row
-                squares_ST = weights_ST.square()
+                del scores_ST
+                squares_ST = weights_ST.square_()
                 by_query = max(by_query, float(squares_ST.sum(dim=1).max()) ** 0.5)
                 keys_T += squares_ST.sum(dim=0).to(keys_T)
             by_key = max(by_key, float(keys_T.max()) ** 0.5)
@@ -103,26 +105,27 @@ def _dense(
         result |= {f"d{name}": torch.zeros_like(x) for name, x in (("q", q), ("k", k), ("v", v))}
     if k.shape[2] == 0:
         return result
+    barred = ~allowed
     for b in range(batch):
         for h in range(heads):
             g = h // group
             q_SD, k_TD, v_TE = q[b, h], k[b, g], v[b, g]
-            scores_ST = (q_SD @ k_TD.T) * scale
-            scores_ST = torch.where(allowed, scores_ST, -torch.inf)
-            top_S1 = scores_ST.amax(dim=1, keepdim=True)
+            # In place, for memory: of three matrices of queries x keys at once at the most.
+            weights_ST = (q_SD @ k_TD.T).mul_(scale).masked_fill_(barred, -torch.inf)
+            top_S1 = weights_ST.amax(dim=1, keepdim=True)
             top_S1 = torch.where(top_S1 == -torch.inf, 0.0, top_S1)
-            weights_ST = torch.exp(scores_ST - top_S1)
+            weights_ST.sub_(top_S1).exp_()
             sums_S1 = weights_ST.sum(dim=1, keepdim=True)
             result["lse"][b, h] = (top_S1 + torch.log(sums_S1)).squeeze(1)
-            weights_ST = torch.where(sums_S1 > 0, weights_ST / sums_S1, 0.0)
+            weights_ST.div_(torch.where(sums_S1 > 0, sums_S1, 1.0))  # an empty row's are all 0
             out_SE = weights_ST @ v_TE
             result["out"][b, h] = out_SE
             if dout is None:
                 continue
             dout_SE = dout[b, h]
-            dweights_ST = dout_SE @ v_TE.T
-            delta_S1 = (weights_ST * dweights_ST).sum(dim=1, keepdim=True)
-            dscores_ST = weights_ST * (dweights_ST - delta_S1) * scale
+            dscores_ST = dout_SE @ v_TE.T  # of the weights, until they are in
+            delta_S1 = (weights_ST * dscores_ST).sum(dim=1, keepdim=True)
+            dscores_ST.sub_(delta_S1).mul_(weights_ST).mul_(scale)
             result["dq"][b, h] = dscores_ST @ k_TD
             result["dk"][b, g] += dscores_ST.T @ q_SD
             result["dv"][b, g] += weights_ST.T @ dout_SE

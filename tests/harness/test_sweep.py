@@ -139,7 +139,7 @@ def test_bytes_that_differ_from_the_plan_are_an_error(monkeypatch: pytest.Monkey
 
 def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
     limits = replace(FEW, memory_bytes=2 * 2**30)
-    size = 65 * 29 * 29
+    size = 33 * 29 * 29
     assert measure.oracle_bytes(CELL) == size
     ranks = [RankSample((0.5, 0.25), 0.1, 0, "", {}) for _ in range(1)]
     lone = replace(CELL, cp=1, seqlen_q=2**13, seqlen_kv=2**13)
