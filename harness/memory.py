@@ -22,7 +22,7 @@ That is one way to count (`EXECUTOR`). `Counting` says what else can be counted 
 same for every strategy: what an algorithm needs (`ALGORITHM`), and what a GPU's kernels hold.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -176,6 +176,7 @@ class _Ledger:
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
         self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
+        self._unbroken: dict[Hashable, bool] = {}
         self.loops: dict[Place, _Loop] = {}
         self.saved = {
             segment.slab for resident in program.plan.saved for segment in program.final[resident]
@@ -379,6 +380,13 @@ class _Ledger:
 
     def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
         """Whether a part of a contiguous slab is contiguous itself."""
+        key = whole.tensor, whole.heads, whole.chunks, tuple(chunks), heads
+        found = self._unbroken.get(key)
+        if found is None:
+            found = self._unbroken[key] = self._is_unbroken(whole, chunks, heads)
+        return found
+
+    def _is_unbroken(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
         tokens = self.plan.tokens(whole)
         part = self.plan.tokens(whole._replace(chunks=tuple(chunks)))
         sizes = (

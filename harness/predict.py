@@ -228,8 +228,9 @@ class Pricer:
         slower = sheet.peak_flops_per_s(fitted) / sheet.peak_flops_per_s(self.dtype)
         return slower * kernels.seconds(
             way or self.direction,
-            round(call.rows * self.scale_q),
-            round(call.columns * self.scale_kv),
+            # Down, so that a stripe's shifted tokens stay one less than a chunk.
+            int(call.rows * self.scale_q),
+            int(call.columns * self.scale_kv),
             call.heads * self.heads,
             causal=call.causal,
             density=call.density,
@@ -241,7 +242,7 @@ class Pricer:
 
     def wave_s(self, kernels: Kernels, call: Call, way: Direction) -> float:
         """Time of a wave of one call, see `Kernels.wave_s`."""
-        rows, columns = round(call.rows * self.scale_q), round(call.columns * self.scale_kv)
+        rows, columns = int(call.rows * self.scale_q), int(call.columns * self.scale_kv)
         return kernels.wave_s(way, rows, columns, call.heads * self.heads, self.head_dim)
 
     def fold_s(self, need: Need) -> float:

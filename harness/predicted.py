@@ -125,7 +125,7 @@ def trust(
 
 
 def _inside(call: Call, prices: Pricer) -> bool:
-    tokens = round(call.rows * prices.scale_q), round(call.columns * prices.scale_kv)
+    tokens = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
     heads = call.heads * prices.heads
     return prices.calibration.inside(tokens, heads, prices.head_dim)
 

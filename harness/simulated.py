@@ -1,14 +1,17 @@
 """Simulate the cells of a sweep, side by side on the cores here."""
 
+import hashlib
+import json
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from harness.balance import imbalance_total
 from harness.bounds import bounds, problem_bound_s
-from harness.caching import cache_folder
+from harness.caching import cache_folder, keep, kept_by_this_code
 from harness.calibration import Calibration
 from harness.cell import Status, plan_flops, record
 from harness.cluster import Cluster, Runtime, cluster
@@ -161,6 +164,32 @@ def predicted(
     folder: Path,
 ) -> Record:
     """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
+    name = f"{_answer_key(config, machine)}.json"
+    kept = kept_by_this_code(folder, name)
+    facts = None if kept is None else _read(kept)
+    if facts is None:
+        facts = _predict(config, machine, fitted, known, folder)
+        keep(folder, name, json.dumps(facts).encode())
+    return record(config, context=context, **facts)
+
+
+def _answer_key(config: Config, machine: Cluster) -> str:
+    """Of all that decides a predicted cell: itself, and every parameter of the cluster."""
+    return hashlib.sha256(repr((config.hash, machine)).encode()).hexdigest()[:24]
+
+
+def _read(kept: bytes) -> dict[str, Any] | None:
+    try:
+        facts = json.loads(kept)
+        return {**facts, "status": Status(facts["status"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _predict(
+    config: Config, machine: Cluster, fitted: Calibration, known: Structures, folder: Path
+) -> dict[str, Any]:
+    """What a record says of a predicted cell."""
     small = planned_at(config)
     key = (
         small if searches(small) else replace(small, cluster=None),
@@ -181,30 +210,28 @@ def predicted(
     said = trust(problem, direction, shape, prices, eager=eager)
     status, reason = _fits(made.peak_bytes, machine)
     balanced_s = problem_bound_s(problem, direction, machine)
-    return record(
-        config,
-        status,
-        context,
-        reason=reason,
-        time_s=time_s,
-        tflops_per_gpu=problem_flops(problem, direction) / config.cp / time_s / 1e12,
-        bytes_sent_per_rank=made.sent_bytes,
-        exposed_comm_s=exposed_s(shape, starts, ends),
-        imbalance=made.imbalance,
-        imbalance_lockstep=made.imbalance_lockstep,
-        peak_bytes=made.peak_bytes,
-        peak_bytes_algorithm=made.peak_bytes_algorithm,
-        link_bytes=dict(made.link_bytes),
-        plan_hash=made.plan_hash,
-        work_hash=made.work_hash,
-        planned_tokens=made.tokens,
-        bound_s=balanced_s,
-        plan_bound_s=max(balanced_s, lower_bound_s(jobs)),
-        calibration=said.text,
-        calibration_id=said.calibration_id,
-        inside_range=said.inside,
-        expected_error=said.expected_error,
-    )
+    return {
+        "status": status,
+        "reason": reason,
+        "time_s": time_s,
+        "tflops_per_gpu": problem_flops(problem, direction) / config.cp / time_s / 1e12,
+        "bytes_sent_per_rank": made.sent_bytes,
+        "exposed_comm_s": exposed_s(shape, starts, ends),
+        "imbalance": made.imbalance,
+        "imbalance_lockstep": made.imbalance_lockstep,
+        "peak_bytes": made.peak_bytes,
+        "peak_bytes_algorithm": made.peak_bytes_algorithm,
+        "link_bytes": dict(made.link_bytes),
+        "plan_hash": made.plan_hash,
+        "work_hash": made.work_hash,
+        "planned_tokens": made.tokens,
+        "bound_s": balanced_s,
+        "plan_bound_s": max(balanced_s, lower_bound_s(jobs)),
+        "calibration": said.text,
+        "calibration_id": said.calibration_id,
+        "inside_range": said.inside,
+        "expected_error": said.expected_error,
+    }
 
 
 def _fits(peak_bytes: int, machine: Cluster) -> tuple[Status, str]:

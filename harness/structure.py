@@ -13,17 +13,15 @@ import hashlib
 import pickle
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.balance import imbalance_lockstep, imbalance_total
-from harness.caching import code_hash
+from harness.caching import keep, kept_by_this_code
 from harness.calibration import Calibration
 from harness.cluster import Runtime, cluster
 from harness.config import Config
 from harness.contexts import context_on
-from harness.files import write_whole
 from harness.memory import peaks
 from harness.plan import Plan, Scope, legs_of
 from harness.predicted import skeleton_on
@@ -38,8 +36,6 @@ from strategies import strategy
 
 _PER_RANK = 2048
 """Tokens of a rank of the small plan: a zigzag has two chunks of 1024."""
-_KEPT = 2
-"""Folders of structures, one per state of the code, that stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +70,23 @@ class Structure:
         """The same plan at other lengths; its skeleton stays as it is.
 
         Raises:
-            ValueError: `tokens` is no multiple of what was planned.
+            ValueError: `tokens` is neither a multiple nor a part of what was planned.
         """
-        scale, rest = divmod(tokens, self.tokens)
-        if rest:
-            raise ValueError(f"tokens ({tokens}) must be a multiple of the {self.tokens} planned")
+        if max(tokens, self.tokens) % min(tokens, self.tokens):
+            raise ValueError(
+                f"tokens ({tokens}) must be a multiple or a part of the {self.tokens} planned"
+            )
+
+        def scaled(size: int) -> int:
+            # Every chunk was cut evenly, so bytes divide as tokens do.
+            return size * tokens // self.tokens
+
         return replace(
             self,
-            peak_bytes=self.peak_bytes * scale,
-            peak_bytes_algorithm=self.peak_bytes_algorithm * scale,
-            sent_bytes=self.sent_bytes * scale,
-            link_bytes={name: size * scale for name, size in self.link_bytes.items()},
+            peak_bytes=scaled(self.peak_bytes),
+            peak_bytes_algorithm=scaled(self.peak_bytes_algorithm),
+            sent_bytes=scaled(self.sent_bytes),
+            link_bytes={name: scaled(size) for name, size in self.link_bytes.items()},
         )
 
 
@@ -123,17 +125,21 @@ def _link_bytes(plan: Plan, gpus_per_node: int) -> dict[str, int]:
 
 
 def planned_at(config: Config) -> Config:
-    """The cell that is planned for another: at fewer tokens, if its pattern scales; else itself.
+    """The cell that is planned for another: at one length per rank, if its pattern scales.
 
-    Weights of a layer do not scale, nor does anything that is cut into parts of fixed length.
+    Else it is the cell itself. Weights of a layer do not scale, nor does anything that is cut into
+    parts of fixed length. A shorter cell shares the plan down to a fourth of its length.
     """
     if config.scope is Scope.LAYER or config.seqlen_q != config.seqlen_kv or searches(config):
         return config
     tokens = config.cp * _PER_RANK
-    if config.seqlen_q % tokens or config.seqlen_q == tokens:
+    shorter = config.seqlen_q in (tokens // 2, tokens // 4)
+    if config.seqlen_q == tokens or (config.seqlen_q % tokens and not shorter):
         return config
     pattern = make_pattern(config.pattern, config.seqlen_q)
-    if not _scales(make_pattern(config.pattern, tokens), pattern):
+    other = make_pattern(config.pattern, tokens)
+    small, large = (pattern, other) if shorter else (other, pattern)
+    if not _scales(small, large):
         return config
     return replace(config, seqlen_q=tokens, seqlen_kv=tokens)
 
@@ -169,16 +175,17 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
     Raises:
         UnsupportedError: The strategy cannot do this problem.
     """
-    path = None if folder is None else folder / code_hash() / f"{_key(config, fitted)}.pickle"
-    if path is not None and (kept := _read(path)) is not None:
+    name = f"{_key(config, fitted)}.pickle"
+    kept = None if folder is None else _unpacked(kept_by_this_code(folder, name))
+    if kept is not None:
         return kept
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
     if searches(config) and config.cluster is not None:
         context = context_on(cluster(config.cluster))
     plan = strategy(config.strategy).plan(config.problem, config.direction, context)
     made = structure(verify(plan), fitted, eager=config.runtime is Runtime.EAGER)
-    if path is not None:
-        _write(path, made)
+    if folder is not None:
+        keep(folder, name, zlib.compress(pickle.dumps(made, protocol=5), 1))
     return made
 
 
@@ -189,28 +196,12 @@ def _key(config: Config, fitted: Calibration) -> str:
     return hashlib.sha256(repr((plain.hash, place)).encode()).hexdigest()[:24]
 
 
-def _read(path: Path) -> Structure | None:
-    """What is there; None if nothing can be read."""
+def _unpacked(content: bytes | None) -> Structure | None:
+    """What was kept; None if it cannot be read."""
+    if content is None:
+        return None
     try:
-        kept = pickle.loads(zlib.decompress(path.read_bytes()))  # the user's own cache
-    except (OSError, zlib.error, pickle.PickleError, EOFError, AttributeError, TypeError):
+        kept = pickle.loads(zlib.decompress(content))  # the user's own cache
+    except (zlib.error, pickle.PickleError, EOFError, AttributeError, TypeError):
         return None
     return kept if isinstance(kept, Structure) else None
-
-
-def _write(path: Path, made: Structure) -> None:
-    """Keep a structure, whole or not at all; a full disk is no failure."""
-    with suppress(OSError):
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _forget(path.parent.parent)
-        write_whole(path, zlib.compress(pickle.dumps(made, protocol=5), 1))
-
-
-def _forget(folder: Path) -> None:
-    """Drop the structures of all but the newest states of the code."""
-    states = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for state in states[_KEPT:]:
-        for path in state.iterdir():
-            path.unlink(missing_ok=True)
-        state.rmdir()

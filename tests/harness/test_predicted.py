@@ -62,7 +62,7 @@ def test_folding_changes_no_predicted_time(name: str, cp: int, runtime: Runtime)
 
 
 @pytest.mark.parametrize(("name", "pattern"), list(product(NAMES, ["full", "causal", "star"])))
-def test_a_small_plan_gives_the_times_and_bytes_of_the_large_one(
+def test_a_plan_of_one_length_gives_the_times_and_bytes_of_longer_ones(
     name: str, pattern: str, tmp_path: Path
 ) -> None:
     cell = replace(CELL, strategy=name, pattern=pattern, heads_kv=6 if "u" in name else 2)
@@ -83,7 +83,46 @@ def test_a_small_plan_gives_the_times_and_bytes_of_the_large_one(
     again = simulate_cell(replace(cell, seqlen_q=131072, seqlen_kv=131072), {}, folder=tmp_path)
     assert again["plan_hash"] == record["plan_hash"]
     kept[0].write_bytes(b"torn")
+    for answer in tmp_path.rglob("*.json"):
+        answer.unlink()
     assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == record["time_s"]
+
+
+def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = replace(CELL, seqlen_q=8192, seqlen_kv=8192)
+    first = simulate_cell(cell, {}, folder=tmp_path)
+    (answer,) = tmp_path.rglob("*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("harness.simulated.structure_of", None)  # it would be called to plan
+        again = simulate_cell(cell, {}, folder=tmp_path)
+        assert {**again, "recorded_at": None} == {**first, "recorded_at": None}
+        machine = cluster("h800")
+        slower = replace(machine.gpu, memory_bytes=machine.gpu.memory_bytes - 1)
+        patch.setattr("harness.simulated.cluster", lambda _: replace(machine, gpu=slower))
+        assert simulate_cell(cell, {}, folder=tmp_path)["status"] == Status.ERROR
+    answer.write_bytes(answer.read_bytes()[:-7])
+    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == first["time_s"]
+
+
+@pytest.mark.parametrize("tokens", [2048, 4096])
+@pytest.mark.parametrize(("name", "pattern"), list(product(NAMES, ["full", "causal", "star"])))
+def test_a_plan_of_one_length_gives_the_times_and_bytes_of_shorter_ones(
+    name: str, pattern: str, tokens: int, tmp_path: Path
+) -> None:
+    cell = replace(CELL, strategy=name, pattern=pattern, heads_q=12, heads_kv=4)
+    cell = replace(cell, seqlen_q=tokens, seqlen_kv=tokens)
+    assert planned_at(cell).seqlen_q == 8192
+    record = simulate_cell(cell, {}, folder=tmp_path)
+    assert (record["status"], record["planned_tokens"]) == (Status.OK, 8192)
+    exact = structure(program(cell), H800, eager=False)
+    assert record["peak_bytes"] == exact.peak_bytes
+    assert record["peak_bytes_algorithm"] == exact.peak_bytes_algorithm
+    assert record["bytes_sent_per_rank"] == exact.sent_bytes
+    assert record["link_bytes"] == exact.link_bytes
+    time_s = pricer(cell.problem, cell.direction, H800, eager=False).seconds_of(exact.shape)
+    assert record["time_s"] == pytest.approx(time_s, rel=4e-3)
 
 
 @pytest.mark.parametrize("pattern", ["window:left=4095,right=0", "causal"])
