@@ -1,8 +1,9 @@
 """`python -m harness VERB`: the command line.
 
-Exit status: 0 the work was done and found nothing wrong, 1 it found a failure or there was nothing
-that could be done (every cell refused), 2 the call was wrong. Machine output goes to stdout alone;
-progress and messages go to stderr.
+Exit status: 0 the work was done and found nothing wrong, 1 it found a failure or all that was asked
+for is refused (a strategy that cannot do the problem, a cluster that is too small), 2 the call was
+wrong (an unknown name or flag, values that contradict one another). Machine output goes to stdout
+alone; progress and messages go to stderr.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from harness.commands import (
     sweep,
     trace,
 )
+from harness.commands.progress import wrapped
 from harness.errors import HarnessError, UnsupportedError
 
 _PROGRAM = "python -m harness"
@@ -51,7 +53,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the flags are."""
         verb = self.prog.removeprefix(f"{_PROGRAM} ")
-        self.exit(2, f"{verb}: {message}; `{self.prog} --help` shows the flags\n")
+        text = f"{verb}: {message}; `{self.prog} --help` shows the flags"
+        self.exit(2, wrapped(text) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         prog=_PROGRAM,
         description="Compare, check and explain context-parallel attention strategies.",
         epilog="`python -m harness VERB --help` shows the flags and an example of a verb. Exit "
-        "status: 0 all is well, 1 something failed or nothing could run, 2 the call was wrong.",
+        "status: 0 all is well; 1 something failed, or all that was asked for is refused (a "
+        "strategy that cannot do the problem); 2 the call was wrong (an unknown name, values that "
+        "contradict one another).",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in _VERBS:
@@ -105,7 +110,8 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     args, unknown = parser().parse_known_args(words)
     if unknown:
         text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"
-        print(f"{text}; `{_PROGRAM} {args.verb} --help` shows the flags", file=sys.stderr)
+        text += f"; `{_PROGRAM} {args.verb} --help` shows the flags"
+        print(wrapped(text), file=sys.stderr)
         return 2
     args.launch = ranks
     try:
@@ -120,15 +126,17 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         return 0
     except (ValueError, HarnessError, MemoryError, OSError) as error:
         status, text = _failure(error)
-        print(f"{args.verb}: {text}", file=sys.stderr)
+        print(wrapped(f"{args.verb}: {text}"), file=sys.stderr)
     return status
 
 
 def _failure(error: Exception) -> tuple[int, str]:
     """The exit status of an error, and what to say of it."""
     match error:
-        case ValueError() | UnsupportedError():
+        case ValueError():
             return 2, str(error)
+        case UnsupportedError():  # the call is right, but what it asks for is refused
+            return 1, str(error)
         case MemoryError():
             return 1, f"out of memory ({error}); choose a smaller problem"
         case OSError():  # a full disk, a folder that may not be read

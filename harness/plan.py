@@ -730,7 +730,7 @@ def label(task: Task) -> str:
     """One short cell of the grid for a task."""
     match task:
         case Tile():
-            q, kv = (",".join(map(str, c)) for c in (task.q, task.kv))
+            q, kv = map(_spans, (task.q, task.kv))
             return f"q{q}·k{kv}"
         case Transfer():
             src, dst = task.leg.src, task.leg.dst
@@ -753,7 +753,21 @@ def label(task: Task) -> str:
 
 
 def _names(pieces: Sequence[Piece]) -> str:
-    return _tensors(pieces) + ",".join(map(str, pieces[0].chunks))
+    return _tensors(pieces) + _spans(pieces[0].chunks)
+
+
+def _spans(chunks: Sequence[int]) -> str:
+    """Print chunks in their order, three and more in a row as `8-15`."""
+    runs: list[list[int]] = []
+    for chunk in chunks:
+        if runs and chunk == runs[-1][-1] + 1:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    long = 3
+    return ",".join(
+        f"{run[0]}-{run[-1]}" if len(run) >= long else ",".join(map(str, run)) for run in runs
+    )
 
 
 def _tensors(pieces: Sequence[Piece]) -> str:
@@ -786,6 +800,11 @@ def grid(plan: Plan, mark: int | None = None, width: int = 22) -> str:
 
     Each cell lists the tasks that a rank begins in a step: `k0→1` sends, `q0·k0` attends,
     `+dk` merges, `=out` finishes.
+
+    Args:
+        plan: What to draw.
+        mark: The task to point at.
+        width: Least columns of a step; what a step's longest cell takes, if that is more.
     """
     steps = steps_of(plan)
     cells: dict[tuple[int, int], list[str]] = {}
@@ -797,12 +816,16 @@ def grid(plan: Plan, mark: int | None = None, width: int = 22) -> str:
             cells.setdefault((rank, step), []).append(note)
     last = max(steps, default=0)
     lines = [f"{plan.strategy} {plan.direction.value} cp={plan.problem.cp}"]
-    heading = "rank " + " ".join(f"step {step}".ljust(width) for step in range(last + 1))
+    widths = [width] * (last + 1)
+    for (_, step), notes in cells.items():
+        widths[step] = max(widths[step], *map(len, notes))
+    heading = "rank " + " ".join(f"step {step}".ljust(w) for step, w in enumerate(widths))
     lines.append(heading.rstrip())
     for rank in range(plan.problem.cp):
         columns = [cells.get((rank, step), []) for step in range(last + 1)]
         for line in range(max(map(len, columns), default=0) or 1):
             head = f"{rank:>4} " if line == 0 else "     "
             texts = [(col[line] if line < len(col) else "") for col in columns]
-            lines.append((head + " ".join(t.ljust(width) for t in texts)).rstrip())
+            shown = " ".join(t.ljust(w) for t, w in zip(texts, widths, strict=True))
+            lines.append((head + shown).rstrip())
     return "\n".join(lines)

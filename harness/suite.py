@@ -9,7 +9,8 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from harness.cluster import Runtime
+from harness import defaults
+from harness.cluster import DEFAULT, Runtime
 from harness.config import Config, Where
 from harness.peer import expanded
 from harness.plan import Scope
@@ -53,15 +54,15 @@ class Part:
 
     mode: Mode
     strategies: tuple[str, ...] = (ALL,)
-    patterns: tuple[str, ...] = ("causal",)
-    cp: tuple[int, ...] = (8,)
-    seqlen: tuple[int, ...] = (65536,)
-    heads: tuple[tuple[int, int], ...] = ((32, 8),)
-    head_dim: tuple[int, ...] = (128,)
+    patterns: tuple[str, ...] = (defaults.PATTERN,)
+    cp: tuple[int, ...] = (defaults.CP,)
+    seqlen: tuple[int, ...] = (defaults.SEQLEN,)
+    heads: tuple[tuple[int, int], ...] = ((defaults.HEADS_Q, defaults.HEADS_KV),)
+    head_dim: tuple[int, ...] = (defaults.HEAD_DIM,)
     batch: tuple[int, ...] = (1,)
-    dtype: tuple[Dtype, ...] = (Dtype.BFLOAT16,)
+    dtype: tuple[Dtype, ...] = (defaults.DTYPE,)
     direction: tuple[Direction, ...] = tuple(Direction)
-    cluster: tuple[str, ...] = ("h100-8x8",)
+    cluster: tuple[str, ...] = (DEFAULT,)
     runtime: tuple[Runtime, ...] = (Runtime.GRAPH,)
     scope: tuple[Scope, ...] = (Scope.ATTENTION,)
     hidden: tuple[int | None, ...] = (None,)

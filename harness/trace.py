@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
+from textwrap import wrap
 from typing import NamedTuple, Protocol
 
 from harness.plan import Collective, Task, label, legs_of, ranks_of
@@ -439,21 +440,28 @@ def _name(what: str, rank: int, lane: int, name: str) -> dict[str, object]:
 
 _GLYPHS = {_TILE: "█", "linear": "█", "copy": "▒", "launch": "▒", "transfer": "━"}
 _COLLECTIVE_GLYPH, _OTHER_GLYPH, _PARTLY = "═", "▓", "·"
+_KEY = {
+    "█": "attends or multiplies",
+    "▓": "merges or finishes",
+    "━": "transfers",
+    "═": "collective",
+    "▒": "copies or launches",
+    "·": "busy for less than half of the sign's time",
+}
 _MIN_COLUMNS = 8
 _NOTHING = 1e-9  # of a cell: what rounding leaves over
 
 
-def gantt(trace: Trace, width: int = 80, ranks: int = 8) -> str:
+def gantt(trace: Trace, width: int = 80, ranks: int = 8, *, what: str = "") -> str:
     """Draw a trace as text: a line per rank and stream, time from left to right.
 
-    A cell shows what its stream does for most of the cell's time: `█` attends or multiplies, `▓`
-    merges or finishes, `━` transfers, `═` takes part in a collective, `▒` copies or launches; `·`
-    is busy for less than half of it.
+    A cell shows what its stream does for most of the cell's time; a key says which sign is what.
 
     Args:
         trace: What to draw.
         width: Columns of a line.
         ranks: How many ranks to draw, from rank 0.
+        what: Names what ran in the heading; by default the strategy, its direction and degree.
     """
     names = [stream for stream in Stream if any(span.stream is stream for span in trace.spans)]
     gutter = 5 + max((len(stream.value) for stream in names), default=0)
@@ -462,25 +470,23 @@ def gantt(trace: Trace, width: int = 80, ranks: int = 8) -> str:
     for span in trace.spans:
         if span.rank < ranks and span.end_s > span.start_s:
             rows.setdefault((span.rank, span.stream), []).append(span)
-    lines = [_title(trace)]
+    what = what or f"{trace.strategy} {trace.direction} cp={trace.cp}"
+    lines = wrap(what, width)
+    lines += wrap(f"on {trace.machine}: {trace.makespan_s * 1e3:.3f} ms", width)
+    drawn: set[str] = set()
     previous = None
     for rank, stream in sorted(rows, key=lambda key: (key[0], names.index(key[1]))):
         head = f"{rank:>4} " if rank != previous else "     "
         previous = rank
         bar = _bar(rows[rank, stream], trace.makespan_s / columns, columns)
+        drawn.update(bar)
         lines.append(f"{head}{stream.value:<{gutter - 5}} {bar}".rstrip())
     if trace.cp > ranks:
         lines.append(f"     ({trace.cp - ranks} more ranks)")
-    return "\n".join(lines)
-
-
-def _title(trace: Trace) -> str:
+    key = ", ".join(f"{sign} {meaning}" for sign, meaning in _KEY.items() if sign in drawn)
     source = trace.source.value
     known = source if trace.calibration == source else f"{source}; {trace.calibration}"
-    return (
-        f"{trace.strategy} {trace.direction} cp={trace.cp} on {trace.machine}: "
-        f"{trace.makespan_s * 1e3:.3f} ms ({known})"
-    )
+    return "\n".join([*lines, *wrap(f"{key}; {known}" if key else known, width)])
 
 
 def _bar(spans: list[Span], cell_s: float, columns: int) -> str:

@@ -8,7 +8,8 @@ from enum import StrEnum
 from textwrap import wrap
 from typing import TypeVar
 
-from harness import models
+from harness import defaults, models
+from harness.figures import short
 from harness.models import Model
 from harness.plan import Scope
 from harness.problem import Dtype, Problem
@@ -159,20 +160,28 @@ def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe one problem."""
     group = parser.add_argument_group("problem (defaults in parentheses)")
-    group.add_argument("--pattern", default="causal", help="who attends whom, see `list` (causal)")
     group.add_argument(
-        "--seqlen", type=length, default=length("128k"), help="tokens, all ranks (128k)"
+        "--pattern", default=defaults.PATTERN, help="who attends whom, see `list` (%(default)s)"
+    )
+    known = short(defaults.SEQLEN)
+    group.add_argument(
+        "--seqlen", type=length, default=defaults.SEQLEN, help=f"tokens, all ranks ({known})"
     )
     group.add_argument("--seqlen-kv", type=length, help="keys, for cross-attention")
-    group.add_argument("--heads-q", type=count, default=32, help="query heads (%(default)s)")
-    group.add_argument("--heads-kv", type=count, help="KV heads (as --heads-q)")
-    group.add_argument("--head-dim", type=count, default=128, help="width of q and k (%(default)s)")
+    group.add_argument("--heads-q", type=count, help=f"query heads ({defaults.HEADS_Q})")
+    known = f"KV heads (as --heads-q; {defaults.HEADS_KV} where neither is given)"
+    group.add_argument("--heads-kv", type=count, help=known)
+    group.add_argument(
+        "--head-dim", type=count, default=defaults.HEAD_DIM, help="width of q and k (%(default)s)"
+    )
     group.add_argument("--head-dim-v", type=count, help="width of v (as --head-dim)")
     group.add_argument(
         "--batch", type=count, default=1, help="sequences side by side (%(default)s)"
     )
-    group.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision (bfloat16)")
-    group.add_argument("--cp", type=degree, default=8, help="context-parallel degree (%(default)s)")
+    group.add_argument("--dtype", type=dtype, default=defaults.DTYPE, help="precision (bfloat16)")
+    group.add_argument(
+        "--cp", type=degree, default=defaults.CP, help="context-parallel degree (%(default)s)"
+    )
     group.add_argument(
         "--scope",
         type=choice(Scope),
@@ -198,16 +207,17 @@ def problem_of(args: argparse.Namespace) -> Problem:
     pattern = make_pattern(
         args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
     )
+    heads_q, heads_kv = defaults.heads_of(args.heads_q, args.heads_kv)
     return Problem(
         pattern=pattern,
-        heads_q=args.heads_q,
-        heads_kv=args.heads_kv or args.heads_q,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
         head_dim=args.head_dim,
         head_dim_v=args.head_dim_v or 0,
         batch=args.batch,
         dtype=args.dtype,
         cp=args.cp,
-        hidden=(args.hidden or args.heads_q * args.head_dim) if layer else None,
+        hidden=(args.hidden or heads_q * args.head_dim) if layer else None,
         rotary=args.rotary,
     )
 

@@ -266,7 +266,7 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
         console.print(f"failed {text}", highlight=False, markup=False, soft_wrap=True)
     for reason, times in sorted(tally.refused.items()):
         text = f"refused ({times} cells) {reason}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False)
     line = ", ".join(f"{n} {status.value}" for status, n in tally.counts.items())
     console.print(f"{line} in {time.monotonic() - begin:.0f} s", highlight=False)
     return _status(tally)

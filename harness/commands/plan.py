@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +16,9 @@ from rich.console import Console
 from harness.cluster import CLUSTERS, DEFAULT, Cluster, cluster
 from harness.commands.arguments import Help, add_problem, count, example, problem_of
 from harness.commands.plan_show import level_lines, print_blocks
+from harness.commands.progress import wrapped
 from harness.contexts import context_on
+from harness.defaults import named
 from harness.errors import PlanError
 from harness.files import write_whole
 from harness.memory import ledger
@@ -30,7 +34,6 @@ from strategies import strategy
 
 _MIB = 2**20
 _LINES = 60  # of a grid on a terminal
-_STEP = 23  # columns of a step in a grid, the space after it included
 _MARGIN = 5  # columns of the rank's number
 
 
@@ -105,10 +108,12 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     elif args.show == "timeline":
         width = shutil.get_terminal_size().columns
-        sys.stdout.write(gantt(simulate(program, _machine(args, plan)), width) + "\n\n")
+        what = named(plan.strategy, plan.problem, plan.direction)
+        trace = simulate(program, _machine(args, plan))
+        sys.stdout.write(gantt(trace, width, what=what) + "\n\n")
     else:
         sys.stdout.write(_fitting(plan) + "\n\n")
-    sys.stdout.write(_table(program) + "\n" + level_lines(levels))
+    sys.stdout.write(wrapped(_table(program) + "\n" + level_lines(levels)) + "\n")
     return 0
 
 
@@ -241,17 +246,20 @@ def _fitting(plan: Plan) -> str:
 def cut(grid: str, columns: int, lines: int) -> str:
     """Cut a grid to whole steps that fit in so many columns, and whole ranks in so many lines."""
     title, heading, *body = grid.splitlines()
-    steps = max((columns - _MARGIN) // _STEP, 1)
-    width = _MARGIN + steps * _STEP - 1
+    begins = [match.start() for match in re.finditer("step", heading)]
+    whole = max(map(len, (heading, *body)))
+    widths = [begin - 1 for begin in begins[1:]] + [whole]
+    steps = max(sum(width <= columns for width in widths), 1)
+    width = widths[steps - 1]
     heads = [at for at, line in enumerate(body) if line[:_MARGIN].strip()]
     ends = [*heads[1:], len(body)]
     ranks = max(sum(end <= lines for end in ends), 1)
     kept = [title, *(line[:width].rstrip() for line in (heading, *body[: ends[ranks - 1]]))]
-    all_steps, all_ranks = heading.count("step"), len(heads)
+    all_steps, all_ranks = len(begins), len(heads)
     if steps >= all_steps and ranks >= all_ranks:
         return grid
-    kept.append(
-        f"({min(steps, all_steps)} of {all_steps} steps and {ranks} of {all_ranks} ranks; "
-        "for all of them: a wider terminal, or `... | less -S`)"
+    note = (
+        f"({steps} of {all_steps} steps and {ranks} of {all_ranks} ranks; for all of them: a wider "
+        "terminal, or `... | less -S`)"
     )
-    return "\n".join(kept)
+    return "\n".join([*kept, *wrap(note, columns, break_long_words=False)])

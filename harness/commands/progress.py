@@ -1,7 +1,10 @@
 """What a verb shows: tables on stdout, and live progress on stderr."""
 
+import shutil
 import sys
 import time
+from itertools import chain
+from textwrap import wrap
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +20,25 @@ from rich.progress import (
 
 _LINE_S = 30.0
 """Between two lines where stderr is no terminal."""
+
+
+def wrapped(text: str) -> str:
+    """Wrap each line of a text to the terminal, or to `COLUMNS` in a pipe; words stay whole."""
+    columns = shutil.get_terminal_size().columns
+    lines = (
+        wrap(
+            line,
+            columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+        if len(line) > columns
+        else [line]
+        for line in text.splitlines()
+    )
+    return "\n".join(chain.from_iterable(lines))
 
 
 class Output(Console):

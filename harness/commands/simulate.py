@@ -4,10 +4,12 @@ import argparse
 import json
 import sys
 
-from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
+from harness.cluster import CLUSTERS, DEFAULT, Cluster, Runtime, cluster
 from harness.commands.arguments import Help, add_problem, choice, example, problem_of
+from harness.commands.progress import wrapped
 from harness.contexts import context_on
-from harness.effects import ALL
+from harness.defaults import named
+from harness.effects import ALL, SAID, Effect
 from harness.plan import Plan
 from harness.predicted import pricer, skeleton_on, trust
 from harness.problem import Direction
@@ -15,6 +17,13 @@ from harness.residency import Program
 from harness.simulate import simulate
 from harness.verify import verify
 from strategies import strategy
+
+_NOTHING = 1e-6
+"""Shares of a time below this are rounding."""
+_NEGATIVE = (
+    "Below 0: without the effect the run would be longer: work moves to ranks that wait for "
+    "transfers anyway, or what is no longer held back takes SMs from a kernel that others wait for."
+)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,7 +34,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description=__doc__,
         epilog=example(
             [
-                "simulate --strategy zigzag --pattern causal --cp 8 --explain",
+                "simulate --strategy zigzag --pattern causal --cp 8",
+                "simulate --strategy zigzag --cluster h100-hamming --explain",
                 "simulate --strategy ring --cp 16 --cluster a800 --runtime eager-torch --explain",
                 "simulate --strategy usp:8x2 --cp 16 --cluster mine.toml",
             ]
@@ -40,7 +50,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     group = parser.add_argument_group("simulation")
     group.add_argument(
         "--cluster",
-        default="h100-hamming",
+        default=DEFAULT,
         metavar="NAME",
         help=f"one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
     )
@@ -67,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:
-        sys.stdout.write(_text(args, program.plan, body))
+        sys.stdout.write(_text(args, program.plan, body) + "\n")
     return 0
 
 
@@ -117,14 +127,18 @@ def _text(args: argparse.Namespace, plan: Plan, body: dict[str, object]) -> str:
     assert isinstance(time_s, float)
     assert isinstance(adds, dict)
     lines = [
-        f"{args.strategy} {plan.direction.value} cp={plan.problem.cp} on {args.cluster}, "
-        f"{body['runtime']}: {time_s * 1e3:.3f} ms",
+        named(strategy(args.strategy).text, plan.problem, plan.direction),
+        f"on {args.cluster}, {body['runtime']}: {time_s * 1e3:.3f} ms",
         str(body["calibration"]),
     ]
-    if adds:
-        lines.append("without an effect the time would be less by")
-    lines += [
-        f"  {name:<13} {seconds * 1e3:10.3f} ms {seconds / time_s:7.1%}"
+    if not adds:
+        return wrapped("\n".join(lines))
+    lines.append("Each effect switched off alone would make the time less by")
+    table = [
+        f"  {name:<12} {seconds * 1e3:9.3f} ms {seconds / time_s:6.1%}  {SAID[Effect(name)]}"
         for name, seconds in adds.items()
     ]
-    return "\n".join(lines) + "\n"
+    notes = ["They do not add up: what one hides another may show."]
+    if any(seconds < -_NOTHING * time_s for seconds in adds.values()):
+        notes.append(_NEGATIVE)
+    return "\n".join([wrapped("\n".join(lines)), *table, wrapped(" ".join(notes))])

@@ -16,6 +16,7 @@ from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
 from harness.commands.arguments import Help, add_problem, count, example, problem_of
 from harness.config import Config, Where
 from harness.contexts import context_on
+from harness.defaults import named
 from harness.files import write_whole
 from harness.memory import ledger
 from harness.pool import Team
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        sys.stdout.write(gantt(trace, width, args.ranks) + "\n")
+        what = named(strategy(args.strategy).text, problem, direction)
+        sys.stdout.write(gantt(trace, width, args.ranks, what=what) + "\n")
         sys.stdout.write(_figures(trace, limits, any_plan_s) + "\n")
     return 0
 
@@ -149,7 +151,8 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        sys.stdout.write(gantt(found.trace, width, args.ranks) + "\n")
+        what = named(config.strategy, problem, direction)
+        sys.stdout.write(gantt(found.trace, width, args.ranks, what=what) + "\n")
         peak = max(found.trace.peak_memory_bytes or (0,))
         sent = sum(found.trace.link_bytes.values())
         for name, value in (

@@ -1,6 +1,7 @@
 """The command line: wrong calls answered in a line, and errors in a user's words."""
 
 import errno
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,15 @@ from harness.commands import explain
 from harness.errors import MeasurementError, told
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a wrong call says."""
+def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
+    """What a wrong call says, in one line; it is printed in lines that fit."""
     with pytest.raises(SystemExit) as stop:
         raise SystemExit(cli.main(words))
-    assert stop.value.code == 2
+    assert stop.value.code == status
     captured = capsys.readouterr()
     assert captured.out == ""
-    return captured.err
+    assert all(len(line) <= 80 or " " not in line.strip() for line in captured.err.splitlines())
+    return " ".join(captured.err.split())
 
 
 @pytest.mark.parametrize(
@@ -38,13 +40,12 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["nope"], "python -m harness: argument VERB: invalid choice: 'nope'"),
     ],
 )
-def test_a_wrong_call_is_answered_in_one_line(
+def test_a_wrong_call_is_answered_in_a_sentence(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = refused(words, capsys)
     assert text.startswith(said)
-    assert text.endswith("--help` shows the flags\n")
-    assert text.count("\n") == 1
+    assert text.endswith("--help` shows the flags")
 
 
 def test_without_a_verb_all_verbs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +109,52 @@ def test_errors_on_purpose_speak_for_themselves_and_others_give_their_kind() -> 
     assert told(MeasurementError("rank 2 is gone")) == "rank 2 is gone"
     assert told(ValueError("cp (0) must be 1 or more")) == "cp (0) must be 1 or more"
     assert told(KeyError("q")) == "internal error, KeyError: 'q'"
+
+
+TOO_FEW_HEADS = ["--cp", "3", "--seqlen", "66"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--strategy", "ulysses", "--heads-q", "2"],
+        ["simulate", "--strategy", "ulysses", "--heads-q", "2"],
+        ["trace", "--strategy", "ulysses", "--heads-q", "2"],
+        ["trace", "--strategy", "ring", "--cluster", "h100-1x8", "--cp", "16"],
+    ],
+)
+def test_what_is_refused_gives_status_1_whichever_verb_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = refused([words[0], *TOO_FEW_HEADS, *words[1:]], capsys, status=1)
+    assert "must not exceed" in text
+    assert "; try " in text
+
+
+def test_an_illegal_strategy_and_a_sweep_of_nothing_legal_give_status_1_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["explain", "--strategy", "ulysses", "--heads-q", "2", *TOO_FEW_HEADS]
+    assert cli.main(asked) == 1
+    words = ["sweep", "--mode", "simulate", "--strategies", "ulysses", "--heads", "2/2"]
+    words += ["--patterns", "causal", "--jobs", "1", "-o", str(tmp_path / "out")]
+    assert cli.main([*words, *TOO_FEW_HEADS]) == 1
+    assert "none ok" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", sorted(v.__name__.rpartition(".")[2] for v in cli._VERBS))
+def test_help_fits_80_columns_and_its_commands_can_be_copied(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main(["list" if verb == "listing" else verb, "--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    _, _, examples = text.partition("example:\n")
+    commands = examples.replace("\\\n", "").splitlines()
+    assert commands
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert words[:3] == ["python", "-m", "harness"]
+        cli.parser().parse_args(words[3:])

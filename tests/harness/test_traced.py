@@ -141,8 +141,8 @@ def test_the_verb_draws_writes_and_prints_a_measured_run(
     args = parser.parse_args(words)
     assert args.run(args) == 0
     drawn = capsys.readouterr().out
-    assert "ring forward cp=2" in drawn
-    assert "(measured)" in drawn
+    assert "ring causal cp=2 S=64 heads=2/2 D=8 float32 forward" in drawn
+    assert "; measured" in drawn
     assert json.loads(file.read_text())["traceEvents"]
 
     args = parser.parse_args([*words, "--json"])

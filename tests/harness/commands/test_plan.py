@@ -128,7 +128,8 @@ def test_a_grid_is_cut_to_whole_steps_and_ranks_with_a_hint() -> None:
     text = str(made("ring", cp=8))
     assert verb.cut(text, 10_000, 10_000) == text
     cut = verb.cut(text, 80, 12)
-    *shown, hint = cut.splitlines()
+    shown, hint = cut.split("\n(")
+    shown = shown.splitlines()
 
     assert max(map(len, shown)) <= 80
     assert len(shown) <= 2 + 12
@@ -138,12 +139,23 @@ def test_a_grid_is_cut_to_whole_steps_and_ranks_with_a_hint() -> None:
     ranks = [line[:5].strip() for line in shown[2:] if line[:5].strip()]
     assert ranks == [str(rank) for rank in range(len(ranks))]
     assert f"3 of 8 steps and {len(ranks)} of 8 ranks" in hint
+    assert max(map(len, hint.splitlines())) <= 80
+
+
+def test_a_step_is_as_wide_as_its_longest_cell_and_chunks_in_a_row_are_a_range() -> None:
+    text = str(made("usp:4x2", cp=8))
+    assert "q0-7·k0-7" in text
+    assert ",1,2," not in text
+    wide = str(made("ultraattn-paper:seconds=0.05", cp=4))
+    begins = [match.start() for match in re.finditer("step", text.splitlines()[1])]
+    assert all(line[at - 1 : at] in ("", " ") for line in text.splitlines()[2:] for at in begins)
+    assert max(map(len, verb.cut(wide, 60, 99).splitlines())) <= 60
 
 
 def test_a_grid_too_large_for_any_cut_still_shows_one_step_and_rank() -> None:
     cut = verb.cut(str(made("ring", cp=8)), 1, 1)
 
-    assert "(1 of 8 steps and 1 of 8 ranks" in cut
+    assert "(1 of 8 steps and 1 of 8 ranks" in " ".join(cut.split())
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
