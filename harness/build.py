@@ -70,7 +70,8 @@ class PlanBuilder:
         # Per query chunk, the bit set of the key chunks that it attends.
         self._row = [sum(1 << j for j, area in enumerate(row) if area) for row in self._area]
         self._attended = reduce(or_, self._row, 0)
-        self._named: dict[tuple[Tensor, Chunks, int, int], Piece] = {}
+        self._asked: dict[tuple[Tensor, Chunks, int, int], Piece] = {}  # by query heads
+        self._named: dict[tuple[Tensor, Chunks, int, int], Piece] = {}  # by heads of its own kind
         self._initial: list[Resident] = []
         self._tasks: list[Task] = []
         self._outputs: list[Resident] = []
@@ -133,8 +134,12 @@ class PlanBuilder:
 
         Empty chunks are left out: they hold nothing and move nothing.
         """
-        own = self.problem.kv_heads(heads) if tensor.on_kv else heads
-        return self.exact_piece(tensor, chunks, own, version)
+        key = (tensor, chunks, heads, version)
+        piece = self._asked.get(key)
+        if piece is None:
+            own = self.problem.kv_heads(heads) if tensor.on_kv else heads
+            piece = self._asked[key] = self.exact_piece(tensor, chunks, own, version)
+        return piece
 
     def exact_piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
         """Name a piece by the heads of its own kind (KV heads for a key tensor)."""
@@ -179,8 +184,7 @@ class PlanBuilder:
         if self._residency is None:
             self._residency = Residency(tuple(self._initial))
         index = len(self._tasks)
-        required = self._residency.apply(index, task).requires
-        self._tasks.append(ordered(task, required))
+        self._tasks.append(ordered(task, self._residency.requires(index, task)))
         return index
 
     def tile(
@@ -297,9 +301,7 @@ class PlanBuilder:
 def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Give every task the edges that the readiness rule asks for; its own are replaced."""
     residency = Residency(tuple(initial))
-    return tuple(
-        ordered(task, residency.apply(index, task).requires) for index, task in enumerate(tasks)
-    )
+    return tuple(ordered(task, residency.requires(index, task)) for index, task in enumerate(tasks))
 
 
 def shard_both(problem: Problem, how: Callable[[int, int], Sharding]) -> tuple[Sharding, Sharding]:

@@ -146,6 +146,7 @@ def load(path: Path) -> Calibration:
                 sms=kernels["sms"],
                 block_rows=kernels["block_rows"],
                 memory_bandwidth_bytes_per_s=kernels["memory_bandwidth_bytes_per_s"],
+                uneven=kernels["uneven"],
                 forward=_made(ForwardKernel, kernels["forward"]),
                 backward=_made(BackwardKernel, kernels["backward"]),
             ),

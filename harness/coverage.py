@@ -85,7 +85,7 @@ class Coverage:
         Raises:
             MaskedPairError: It attends only what the pattern masks, or declares a wrong area.
         """
-        area = sum(self.areas[i][j] for i in tile.q for j in tile.kv)
+        area = sum([self.areas[i][j] for i in tile.q for j in tile.kv])
         if area != tile.area or area == 0:
             raise MaskedPairError(
                 "a tile attends what the pattern allows and nothing else",
@@ -295,9 +295,11 @@ class Coverage:
         return self._atoms_of[key]
 
     def _keys_met(self, i: int, kv: tuple[int, ...]) -> int:
+        row = self.areas[i]
+        if len(kv) == 1:  # most tiles of a ring: nothing to keep
+            return 1 << kv[0] if row[kv[0]] else 0
         key = (i, kv)
         if key not in self._keys_of:
-            row = self.areas[i]
             self._keys_of[key] = _bits(j for j in kv if row[j])
         return self._keys_of[key]
 

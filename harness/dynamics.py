@@ -48,6 +48,8 @@ class Job(NamedTuple):
         moves: Whether it is a transfer.
         patient: Of a transfer, whether with `blocking` it waits for the last wave of a kernel to
             begin, not for the next wave: all thread blocks launched before it come first.
+        messages: Of a transfer, how many messages it is, each of `seconds`, one after another. A
+            kernel starts beside the first at the latest, so the others are patient.
     """
 
     queues: tuple[int, ...]
@@ -58,6 +60,7 @@ class Job(NamedTuple):
     wave_s: float = 0.0
     moves: bool = False
     patient: bool = False
+    messages: int = 1
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class _Run:
         self.since_s = [0.0] * len(jobs)
         self.pace_s = [-1.0] * len(jobs)
         self.versions = [0] * len(jobs)
+        self.sent = [0] * len(jobs)  # messages of a transfer that have arrived
         self.now = 0.0
 
     def run(self) -> tuple[list[float], list[float]]:
@@ -148,7 +152,13 @@ class _Run:
         return touched
 
     def end(self, index: int, job: Job) -> list[int]:
-        """End a job; return those that may have become ready."""
+        """End a job, or a message of it; return those that may have become ready."""
+        if job.moves:
+            self.leave(index, job)
+            self.sent[index] += 1
+            if self.sent[index] < job.messages:
+                self.again(index, job)
+                return []
         self.ends[index] = self.now
         touched = []
         for follower in self.followers[index]:
@@ -160,14 +170,7 @@ class _Run:
             line = self.queues[queue]
             if self.heads[queue] < len(line):
                 touched.append(line[self.heads[queue]])
-        if job.moves:
-            for number in job.ranks:
-                rank = self.ranks[number]
-                rank.moving.discard(index)
-                self.hold(rank, -1)
-            if len(job.seconds) == _PACES:
-                self.crowd(job, -1)
-        elif job.ranks:
+        if job.ranks and not job.moves:
             rank = self.ranks[job.ranks[0]]
             rank.kernel = -1
             blocked, rank.blocked = rank.blocked, []
@@ -175,6 +178,22 @@ class _Run:
                 self.post(waiting, side)
             self.aim_moving(rank)
         return touched
+
+    def leave(self, index: int, job: Job) -> None:
+        """Let a message give back what it held at both ends."""
+        for number in job.ranks:
+            rank = self.ranks[number]
+            rank.moving.discard(index)
+            self.hold(rank, -1)
+        if len(job.seconds) == _PACES:
+            self.crowd(job, -1)
+
+    def again(self, index: int, job: Job) -> None:
+        """Post the next message of a transfer."""
+        self.left[index], self.pace_s[index] = 1.0, -1.0
+        self.unposted[index] = len(job.ranks) | 0b11 << 4  # both ends have asked before
+        for side in range(len(job.ranks)):
+            self.ask(index, side)
 
     def offer(self, touched: list[int]) -> None:
         """Start or post what can be, of some jobs: transfers first, or kernels first."""
@@ -216,11 +235,15 @@ class _Run:
             if posted or not heads or (side == 0 and self.waits[index]):
                 continue
             self.unposted[index] |= 1 << (side + 4)
-            rank = self.ranks[job.ranks[side]]
-            if self.blocking and rank.kernel >= 0 and self.jobs[rank.kernel].wave_s:
-                self.block(rank, index, side)
-            else:
-                self.post(index, side)
+            self.ask(index, side)
+
+    def ask(self, index: int, side: int) -> None:
+        """Post one end of a transfer as soon as there are SMs for it."""
+        rank = self.ranks[self.jobs[index].ranks[side]]
+        if self.blocking and rank.kernel >= 0 and self.jobs[rank.kernel].wave_s:
+            self.block(rank, index, side)
+        else:
+            self.post(index, side)
 
     def block(self, rank: _Rank, index: int, side: int) -> None:
         """Post one end of a transfer when thread blocks there let it have SMs."""
@@ -228,7 +251,7 @@ class _Run:
         kernel = self.jobs[number]
         done, start = self.now - self.starts[number], self.starts[number]
         wave = start + (int(done / kernel.wave_s) + 1) * kernel.wave_s
-        if job.patient:
+        if job.patient or self.sent[index]:
             # All blocks of the kernel come first: its last wave begins a wave before it ends.
             left = self.left[number] - (self.now - self.since_s[number]) / self.pace_s[number]
             wave = max(self.now, self.now + left * self.pace_s[number] - kernel.wave_s)
@@ -243,7 +266,9 @@ class _Run:
         self.hold(self.ranks[job.ranks[side]], 1)
         self.unposted[index] -= 1
         if not self.unposted[index] & 3:
-            self.starts[index] = self.since_s[index] = self.now
+            self.since_s[index] = self.now
+            if not self.sent[index]:
+                self.starts[index] = self.now
             for number in job.ranks:
                 self.ranks[number].moving.add(index)
             if len(job.seconds) == _PACES:

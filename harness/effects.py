@@ -71,10 +71,12 @@ class Eager:
     Attributes:
         kernel_s: Host time of a kernel call and the Python around it.
         backward_s: The same, backward.
-        transfer_s: Host time of a batch of isend and irecv.
+        transfer_s: Host time of an isend and an irecv.
         merge_s: Host time of merging with separate operations.
-        passes: How often merging moves the accumulators, element by element.
+        passes: How often merging partial outputs moves the accumulators, element by element;
+            other merges have fewer operations or more, see `Pricer.fold_s`.
         far_s: Host time of a batch that leaves the node, beyond that of one that does not.
+        slice_s: Host time of taking and writing back slices, in a step that has some queries only.
     """
 
     kernel_s: float
@@ -83,6 +85,7 @@ class Eager:
     merge_s: float
     passes: float
     far_s: float
+    slice_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,8 @@ class Kernels:
         sms: Streaming multiprocessors; or 1 processor core.
         block_rows: Queries of a thread block, backward its keys.
         memory_bandwidth_bytes_per_s: Of the device's memory.
+        uneven: Time of a call whose lengths are no multiples of a block's, relative to one whose
+            are: kernels that check bounds are compiled apart.
         forward: Parameters of the forward kernel.
         backward: And of the backward one.
     """
@@ -100,6 +102,7 @@ class Kernels:
     sms: int
     block_rows: int
     memory_bandwidth_bytes_per_s: float
+    uneven: float
     forward: ForwardKernel
     backward: BackwardKernel
 
@@ -134,7 +137,8 @@ class Kernels:
         sms = max(1, self.sms - held_sms)
         shape = _Shape(rows, columns, heads, causal, density, head_dim, sms, delta_given)
         time = _forward_s if direction is Direction.FORWARD else _backward_s
-        return time(self, shape)
+        even = rows % self.block_rows == 0 and columns % _STEP == 0
+        return time(self, shape) * (1 if even else self.uneven)
 
     def wave_s(
         self, direction: Direction, rows: int, columns: int, heads: int, head_dim: int = 128

@@ -19,7 +19,7 @@ from harness.allocation import plan_allocation
 from harness.calibration import Calibration
 from harness.effects import ALL, Effect
 from harness.plan import Plan
-from harness.predict import TORCH, ULTRA, Pricer
+from harness.predict import TORCH, ULTRA, Convention, Pricer
 from harness.problem import Direction, Dtype, Problem
 from harness.sharding import Sharding, split
 from harness.skeleton import Call, Skeleton, skeleton
@@ -220,15 +220,23 @@ def _scaled(pricer: Pricer, shape: Skeleton, seqlen_q: int, seqlen_kv: int) -> f
 
 
 def _eager(case: Case, pricer: Pricer) -> float:
+    pricer.convention = baseline_convention(case)
+    return _scaled(pricer, baseline(case), case.seqlen_q, case.seqlen_kv)
+
+
+def baseline(case: Case) -> Skeleton:
+    """The skeleton of a ring, zigzag or stripe as it was measured."""
     # The measured zigzag and stripe know causal masks only: their rows of a full pattern ran one.
     pattern = case.pattern if case.strategy == "ring" else "causal"
     # The measured rings send everything everywhere, needed or not.
     text = "ring-classic" if case.strategy == "ring" else f"{case.strategy}:prune=false"
-    shape = planned(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
-    # The measured zigzag returned from its forward merge at once.
-    merges = not (case.strategy == "zigzag" and case.pass_ is Direction.FORWARD)
-    pricer.convention = replace(TORCH, merges=merges)
-    return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
+    return planned(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
+
+
+def baseline_convention(case: Case) -> Convention:
+    """How it was run: the measured zigzag sent k and v as one forward, and merged nothing."""
+    whole = case.strategy == "zigzag" and case.pass_ is Direction.FORWARD
+    return replace(TORCH, merges=not whole, apart=not whole)
 
 
 def _grid(

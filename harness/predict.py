@@ -29,6 +29,7 @@ class Convention:
         eager: Whether the host launches one operation after another.
         delta_given: Whether backward kernels get delta rather than out.
         kernels_first: Whether a kernel is launched before a transfer that could start as well.
+        apart: Whether each tensor is a message of its own, one after another.
     """
 
     plain_bytes: int = 2
@@ -38,13 +39,20 @@ class Convention:
     eager: bool = False
     delta_given: bool = False
     kernels_first: bool = False
+    apart: bool = False
 
 
 HARNESS = Convention()
 """This harness in a captured graph."""
 
-TORCH = Convention(eager=True, row_bytes=0, kernels_first=True)
+TORCH = Convention(eager=True, row_bytes=0, kernels_first=True, apart=True)
 """ring-flash-attention in eager torch: dk and dv travel in float32, merging is not fused."""
+
+# How often the operations of a merge move a float32 accumulator, counted in ring-flash-attention as
+# the UltraAttn harness runs it: two products of a factor and an output, one of the two in bfloat16,
+# and their sum; to slices also a copy back; gradients are added, one of the two in bfloat16.
+# Source: UltraAttn repository, ring_flash_attn/utils.py and *_flash_attn.py
+_MERGED, _SLICED, _ADDED = 6.5, 8.5, 2.5
 
 ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
 """The UltraAttn harness: a queue launched ahead, nothing merged (its `reduce` is empty)."""
@@ -58,6 +66,15 @@ def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Conventio
     base = TORCH if eager else HARNESS
     results = dtype.bytes if rounded else dtype.accumulator_bytes
     return replace(base, plain_bytes=dtype.bytes, result_bytes=results)
+
+
+def launched_by(launched: Launched, how: Convention) -> Launched:
+    """What a runtime launches of that: one message a batch, or no merge, if it does so."""
+    return launched._replace(
+        merges=launched.merges + (launched.folds if how.merges else 0),
+        slices=launched.slices if how.merges else 0,
+        messages=launched.messages if how.apart else launched.moves,
+    )
 
 
 @dataclass(slots=True)
@@ -136,8 +153,19 @@ class Pricer:
             # a transfer is under way before that kernel is.
             patient = moves and self.convention.eager and part.need.far
             after = (*part.after, *part.latest) if patient else part.after
+            messages = self._messages(part.need) if moves else 1
             jobs.append(
-                Job(part.queues, part.ranks, seconds, after, release, wave_s, moves, patient)
+                Job(
+                    part.queues,
+                    part.ranks,
+                    seconds,
+                    after,
+                    release,
+                    wave_s,
+                    moves,
+                    patient,
+                    messages,
+                )
             )
         return jobs
 
@@ -150,10 +178,10 @@ class Pricer:
         """Host time of launches, one after another."""
         eager = self.calibration.effects.eager
         call_s = eager.kernel_s if self.direction is Direction.FORWARD else eager.backward_s
-        merges = launched.merges + (launched.folds if self.convention.merges else 0)
-        calls_s = launched.calls * call_s + launched.again * eager.kernel_s
-        moves_s = launched.moves * eager.transfer_s + launched.far * eager.far_s
-        return calls_s + merges * eager.merge_s + moves_s
+        seen = launched_by(launched, self.convention)
+        calls_s = seen.calls * call_s + seen.again * eager.kernel_s
+        moves_s = seen.messages * eager.transfer_s + seen.far * eager.far_s
+        return calls_s + seen.merges * eager.merge_s + moves_s + seen.slices * eager.slice_s
 
     def _even(
         self, skeleton: Skeleton, prices: dict[Need, tuple[tuple[float, ...], float]]
@@ -250,9 +278,11 @@ class Pricer:
         if not self.convention.merges or Effect.MERGE not in self.effects:
             return 0.0
         effects = self.calibration.effects
-        return self.memory_s(
-            need, effects.eager.passes if self.convention.eager else effects.passes
-        )
+        if not self.convention.eager:
+            return self.memory_s(need, effects.passes)
+        outputs = self.direction is Direction.FORWARD or need.again
+        counted = (_SLICED if need.sliced else _MERGED) if outputs else _ADDED
+        return self.memory_s(need, effects.eager.passes * counted / _MERGED)
 
     def memory_s(self, need: Need, passes: float) -> float:
         """Time to move all bytes of a need through memory, some times."""
@@ -279,7 +309,7 @@ class Pricer:
         if not self.transfers:
             return (0.0,)
         links, effects = self.calibration.links, self.calibration.effects
-        size = self.wire_bytes(need.size)
+        size = self.wire_bytes(need.size) / self._messages(need)
         if not need.far:
             alone = self.crowded(links.near_one_way, replace(effects.near, share=1.0), size)
             both = self.crowded(links.near, effects.near, size)
@@ -288,6 +318,10 @@ class Pricer:
         if self._alone:
             return (links.far_alone.seconds(size),)
         return self.crowded(links.far, effects.far, size)
+
+    def _messages(self, need: Need) -> int:
+        """How many messages a transfer is."""
+        return need.messages if self.convention.apart and not need.far else 1
 
     def host_s(self, need: Need) -> float:
         """Time to move pieces between a GPU and its host."""

@@ -109,24 +109,35 @@ class Residency:
             AbsentPieceError: It reads what its place does not hold.
             OverwriteError: It creates what its place already holds.
         """
-        requires: set[int] = set()
         accesses: list[Access] = []
         creates: list[int] = []
-        tolerant = isinstance(task, Finish)
+        requires = self._advance(index, task, accesses, creates)
+        return Step(requires, tuple(accesses), tuple(creates))
+
+    def requires(self, index: int, task: Task) -> tuple[int, ...]:
+        """Advance by one task as `apply` does; return what it must wait for, and nothing else."""
+        return self._advance(index, task, None, [])
+
+    def _advance(
+        self, index: int, task: Task, accesses: list[Access] | None, creates: list[int]
+    ) -> tuple[int, ...]:
+        requires: set[int] = set()
         whole, writers, readers = self._whole, self._writer, self._readers
+        parts, last_use = self._parts, self.last_use
         for place, piece, mode in effects(task):
             if mode is _CREATE:
                 segments = self._create(place, piece, index)
                 creates.append(segments[0].slab)
-                accesses.append(Access(place, piece, mode, segments))
+                if accesses is not None:
+                    accesses.append(Access(place, piece, mode, segments))
                 continue
             known = whole.get((place, piece))
             if known is None:
                 if mode is _ACCUMULATE:
                     creates.extend(self._fill(place, piece, index))
-                known = self.resolve(place, piece, index, tolerant=tolerant)
+                known = self.resolve(place, piece, index, tolerant=isinstance(task, Finish))
             for slab, chunks, _ in known:
-                if slab in self._parts:
+                if slab in parts:
                     requires.update(self._part_writers(slab, chunks))
                 else:
                     writer = writers[slab]
@@ -138,12 +149,13 @@ class Residency:
                     requires.update(readers[slab])
                 if mode is _ACCUMULATE:
                     self._write(slab, chunks, index)
-                self.last_use[slab] = index
+                last_use[slab] = index
             if mode in _LEAVING:
                 self._remove(place, piece, known)
-            accesses.append(Access(place, piece, mode, known))
+            if accesses is not None:
+                accesses.append(Access(place, piece, mode, known))
         requires.discard(index)
-        return Step(tuple(sorted(requires)), tuple(accesses), tuple(creates))
+        return tuple(sorted(requires))
 
     def _part_writers(self, slab: int, chunks: tuple[int, ...]) -> Iterator[int]:
         """The tasks that last wrote chunks of a slab that was written in part."""

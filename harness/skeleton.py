@@ -13,7 +13,7 @@ stay equal, to the bit, where both can be run.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.dynamics import Job
@@ -88,6 +88,8 @@ class Need(NamedTuple):
         delta: Of a tile, whether it reads delta and not out.
         flops: Of a projection, floating-point operations; they scale with tokens.
         again: Of a tile of a backward plan, whether it attends forward, to make what was not saved.
+        sliced: Of a tile, whether it has some of its rank's queries only.
+        messages: Of a transfer, how many tensors it moves.
     """
 
     kind: str
@@ -100,6 +102,8 @@ class Need(NamedTuple):
     delta: bool = False
     flops: int = 0
     again: bool = False
+    sliced: bool = False
+    messages: int = 1
 
 
 class Launched(NamedTuple):
@@ -112,6 +116,8 @@ class Launched(NamedTuple):
         moves: Batches of a send and a receive, and collectives.
         again: Kernel calls of forward tiles in a backward plan; they are not among `calls`.
         far: Of `moves`, those that leave the node.
+        slices: Tiles on some of the rank's queries.
+        messages: Of `moves`, the tensors that move in them.
     """
 
     calls: int = 0
@@ -120,6 +126,8 @@ class Launched(NamedTuple):
     moves: int = 0
     again: int = 0
     far: int = 0
+    slices: int = 0
+    messages: int = 0
 
 
 Calls = Callable[[Plan, Tile], tuple[Call, ...]]
@@ -205,11 +213,12 @@ def skeleton(
     plan = program.plan
     parts: list[Part] = []
     ends: list[int] = []
+    queries, sizes, made = _queries(plan), _Sizes(plan), calls or calls_of
     for index, task in enumerate(plan.tasks):
         after = tuple(sorted({ends[earlier] for earlier in task.after}))
         match task:
             case Transfer():
-                parts.append(_transfer(plan, task.leg, after, gpus_per_node, index))
+                parts.append(_transfer(sizes, task.leg, after, gpus_per_node, index))
             case Collective():
                 need = _collective(plan, task, gpus_per_node)
                 peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
@@ -218,7 +227,7 @@ def skeleton(
                 parts.append(Part((), (), after, Need(""), index))
             case _:
                 rank = task.place.rank
-                need = _compute(program, index, calls or calls_of)
+                need = _compute(program, index, made, sizes, queries.get(rank, 0))
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
         ends.append(len(parts) - 1)
     problem = plan.problem
@@ -265,7 +274,8 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
 
     A send and a receive are launched together: as many batches as there are of the more frequent.
     """
-    hosts: dict[int, list[int]] = {}  # calls, folds, merges; sends, receives; afar; again
+    # calls, folds, merges; sends, receives; afar; again, slices; messages sent, received
+    hosts: dict[int, list[int]] = {}
     latest: dict[int, int] = {}
     found = []
     for index, part in enumerate(parts):
@@ -274,15 +284,16 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
         if need.kind == "tile":
             rank = part.ranks[0]
             kind = 7 if need.again else 0
-            who = (rank, kind, len(need.calls)), (rank, 1, int(any(need.size)))
+            folds = int(any(need.size))
+            who = (rank, kind, len(need.calls)), (rank, 1, folds), (rank, 8, int(need.sliced))
         elif need.kind == "merge":
             who = ((part.ranks[0], 2, 1),)
         elif need.kind in ("transfer", "collective"):
             who = _moves(part)
         for rank, count, more in who:
-            hosts.setdefault(rank, [0] * 8)[count] += more
+            hosts.setdefault(rank, [0] * 11)[count] += more
         launched = tuple(
-            Launched(h[0], h[1], h[2], max(h[3:5]), h[7], max(h[5:7]))
+            Launched(h[0], h[1], h[2], max(h[3:5]), h[7], max(h[5:7]), h[8], max(h[9:]))
             for h in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
         )
         moves = need.kind == "transfer"
@@ -302,8 +313,9 @@ def _moves(part: Part) -> tuple[tuple[int, int, int], ...]:
         sides = [(rank, side) for rank in part.peers for side in (0, 1)]
     else:
         sides = [(part.ranks[0], 0), (part.ranks[1], 1)]
-    first = (3, 5) if part.need.far else (3,)
-    return tuple((rank, at + side, 1) for rank, side in sides for at in first)
+    first = ((3, 1), (5, 1)) if part.need.far else ((3, 1),)
+    counts = (*first, (9, part.need.messages))
+    return tuple((rank, at + side, more) for rank, side in sides for at, more in counts)
 
 
 def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
@@ -348,7 +360,22 @@ def kernel_calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     )
 
 
-def _size(plan: Plan, pieces: Sequence[Piece]) -> Size:
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of pieces of a plan; a ring moves the same pieces many times."""
+
+    plan: Plan
+    known: dict[tuple[Piece, ...], Size] = field(default_factory=dict)
+
+    def of(self, pieces: Iterable[Piece]) -> Size:
+        key = tuple(pieces)
+        size = self.known.get(key)
+        if size is None:
+            size = self.known[key] = _size(self.plan, key)
+        return size
+
+
+def _size(plan: Plan, pieces: Iterable[Piece]) -> Size:
     counts = [0] * len(Size._fields)
     for piece in pieces:
         elements = plan.tokens(piece) * width(plan, piece.tensor) * piece.heads.bit_count()
@@ -359,19 +386,22 @@ def _size(plan: Plan, pieces: Sequence[Piece]) -> Size:
     return Size(*counts)
 
 
-def _transfer(plan: Plan, leg: Leg, after: tuple[int, ...], gpus_per_node: int, index: int) -> Part:
+def _transfer(
+    sizes: _Sizes, leg: Leg, after: tuple[int, ...], gpus_per_node: int, index: int
+) -> Part:
     src, dst = leg.src.rank, leg.dst.rank
     if src == dst:
         if leg.src.memory is leg.dst.memory:
-            need = Need("copy", size=_size(plan, leg.pieces))
+            need = Need("copy", size=sizes.of(leg.pieces))
             return Part((src * _STREAMS,), (src,), after, need, index)
         away = leg.dst.memory is Memory.HOST
-        need = Need("host", size=_size(plan, leg.pieces))
+        need = Need("host", size=sizes.of(leg.pieces))
         return Part((src * _STREAMS + (5 if away else 6),), (src,), after, need, index)
     far = src // gpus_per_node != dst // gpus_per_node
     base = 3 if far else 1
     queues = (src * _STREAMS + base, dst * _STREAMS + base + 1)
-    need = Need("transfer", size=_size(plan, leg.pieces), far=far)
+    messages = len({piece.tensor for piece in leg.pieces})
+    need = Need("transfer", size=sizes.of(leg.pieces), far=far, messages=messages)
     return Part(queues, (src, dst), after, need, index)
 
 
@@ -406,7 +436,16 @@ def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
     )
 
 
-def _compute(program: Program, index: int, calls: Calls) -> Need:
+def _queries(plan: Plan) -> dict[int, int]:
+    """Per rank, how many query tokens it has at first."""
+    chunks: dict[int, set[int]] = {}
+    for resident in plan.initial:
+        if resident.piece.tensor is Tensor.Q:
+            chunks.setdefault(resident.place.rank, set()).update(resident.piece.chunks)
+    return {r: sum(len(plan.q_chunks[c]) for c in held) for r, held in chunks.items()}
+
+
+def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries: int) -> Need:
     plan = program.plan
     match task := plan.tasks[index]:
         case Tile():
@@ -414,21 +453,23 @@ def _compute(program: Program, index: int, calls: Calls) -> Need:
             fresh = {slabs[slab].piece.tensor for slab in program.steps[index].creates}
             old = [piece for piece in task.writes if piece.tensor not in fresh]
             delta = any(piece.tensor is Tensor.DELTA for piece in task.reads)
+            made = calls(plan, task)
             return Need(
                 "tile",
-                calls=calls(plan, task),
-                size=_size(plan, old),
+                calls=made,
+                size=sizes.of(old),
                 delta=delta,
                 again=task.direction is not plan.direction,
+                sliced=sum(call.rows for call in made) < queries,
             )
         case Merge():
-            return Need("merge", size=_size(plan, task.sources))
+            return Need("merge", size=sizes.of(task.sources))
         case Finish():
-            return Need("finish", size=_size(plan, (*task.parts, *task.results)))
+            return Need("finish", size=sizes.of((*task.parts, *task.results)))
         case Delta():
-            return Need("delta", size=_size(plan, (task.out, task.dout, task.result)))
+            return Need("delta", size=sizes.of((task.out, task.dout, task.result)))
         case Linear():
-            size = _size(plan, (*task.reads, *task.writes))
+            size = sizes.of((*task.reads, *task.writes))
             return Need("linear", size=size, flops=linear_flops(plan, task) // plan.problem.batch)
         case _:
             return Need("")

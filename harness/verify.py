@@ -186,8 +186,8 @@ def _fit(plan: Plan, index: int, task: Task) -> None:
 
 
 def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
-    reads = tuple(piece.tensor for piece in tile.reads)
-    writes = tuple(piece.tensor for piece in tile.writes)
+    reads = tuple([piece.tensor for piece in tile.reads])
+    writes = tuple([piece.tensor for piece in tile.writes])
     # A layer's backward plan may attend forward again, to make what was not saved.
     again = plan.scope is Scope.LAYER and tile.direction is Direction.FORWARD
     if (
@@ -202,10 +202,11 @@ def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
             "a tile reads and writes what its kernel does, in order",
             f"{', '.join(reads)} -> {', '.join(writes)}",
         )
-    kv_heads = plan.problem.kv_heads(tile.heads)
+    q, kv, heads = tile.q, tile.kv, tile.heads
+    kv_heads = plan.problem.kv_heads(heads)
     for piece in (*tile.reads, *tile.writes):
-        wants = (tile.kv, kv_heads) if piece.tensor.on_kv else (tile.q, tile.heads)
-        if (piece.chunks, piece.heads) != wants:
+        on_kv = piece.tensor.on_kv
+        if piece.chunks != (kv if on_kv else q) or piece.heads != (kv_heads if on_kv else heads):
             raise _misfit(
                 index,
                 tile,
@@ -270,7 +271,8 @@ def _misfit(index: int | None, task: Task | None, rule: str, detail: str = "") -
 
 
 def _order(index: int, task: Task) -> None:
-    if any(not 0 <= earlier < index for earlier in task.after):
+    after = task.after
+    if after and (min(after) < 0 or max(after) >= index):
         raise CycleError(
             "tasks come in an order in which each follows what it waits for",
             rank=ranks_of(task)[0],

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from harness.calibration import Calibration, Range, calibration
-from harness.effects import Crowd, Eager, Effects
+from harness.effects import Crowd, Effects
+from harness.fit.hosts import fit_hosts
 from harness.fit.kernels import fit_kernels
 from harness.fit.least import Reals, simplex
-from harness.fit.links import collective_times, fit_curve, message_times
+from harness.fit.links import fit_curve, message_times
 from harness.fit.tables import halves, read
 from harness.link_model import Curve, Links
 from harness.measured import Case, case_of, predict
 from harness.problem import Direction, Dtype
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +30,11 @@ class Machine:
         links: Label in the tables of transfers.
         runs: Label in the tables of whole runs.
         alone_gain: How much faster one pair between nodes is than all pairs at once.
+        like: Without plans inside a node among the runs, the cluster whose GPUs are alike: effects
+            are taken from its shipped file.
+        gathers_like: Without collectives among the runs, whose are scaled by a pair's bandwidth.
+        uneven_like: Without stripes among the runs, whose kernels of uneven lengths are alike.
+        splits: Whether the table of kernels shows how fast kernels on split keys are; else runs do.
     """
 
     name: str
@@ -38,6 +42,10 @@ class Machine:
     links: str
     runs: str
     alone_gain: float = 1.14  # rings over 2 nodes of H800 and A800 against 16 pairs
+    like: str | None = None
+    gathers_like: str | None = None
+    uneven_like: str | None = None
+    splits: bool = True
 
 
 MACHINES = (
@@ -52,6 +60,8 @@ MACHINES = (
         kernels="A800",
         links="A800",
         runs="A800",
+        like="a100",
+        gathers_like="h800",
     ),
     Machine(
         name="a100",
@@ -59,12 +69,16 @@ MACHINES = (
         links="A100",
         runs="A100",
         alone_gain=2.1,  # two GPUs share a NIC: UltraAttn logs L16-L23, ring against 16 pairs
+        splits=False,
     ),
     Machine(
         name="h100-hamming",
         kernels="zhipu_planck",
         links="H100_hamming",
         runs="H100",
+        alone_gain=1.05,  # one direction against both, 16 pairs
+        gathers_like="h800",
+        uneven_like="h800",
     ),
 )
 
@@ -74,19 +88,24 @@ def fit_cluster(
 ) -> Calibration:
     """Fit kernels and links to their own tables, then effects to half of the whole runs."""
     shipped = calibration(machine.name)
+    # Tables of kernels have no uneven lengths.
+    even = replace(shipped.kernels, uneven=1.0)
     kernels, errors = fit_kernels(
         [r for r in read(folder, "kernel_times.csv") if r["gpu"] == machine.kernels],
-        shipped.kernels,
+        even,
     )
     for direction, error in errors.items():
         log(f"{machine.name}: kernels {direction.value}: {error}")
-    links, near, far = _links(folder, machine, log)
+    if not machine.splits:
+        share = shipped.kernels.forward.split_efficiency
+        kernels = replace(kernels, forward=replace(kernels.forward, split_efficiency=share))
+    links, near, far = _links(folder, machine, shipped, log)
     value = Calibration(
         id=f"{machine.name}/{date}",
         hardware=shipped.hardware,
         kernels=kernels,
         links=links,
-        effects=_GUESS,
+        effects=_first(shipped),
         range=Range(
             min_tokens=256,
             max_tokens=131072,
@@ -102,7 +121,40 @@ def fit_cluster(
             "far": far,
         },
     )
-    return fit_effects(value, cases(folder, machine.runs), log)
+    return fit_effects(_transferred(value, machine), cases(folder, machine.runs), machine, log)
+
+
+def _first(shipped: Calibration) -> Effects:
+    """Where searches start: at what ships, so that fitting the same runs again changes nothing."""
+    eager = replace(shipped.effects.eager, passes=_MERGE_PASSES)
+    return replace(shipped.effects, large_bytes=_LARGE_BYTES, passes=_PASSES, eager=eager)
+
+
+def _transferred(value: Calibration, machine: Machine) -> Calibration:
+    """Take from shipped files what no run of this machine shows."""
+    links, rate = value.links, value.links.near.bytes_per_s
+    if machine.gathers_like is not None:
+        other = calibration(machine.gathers_like).links
+        scale = rate / other.near.bytes_per_s
+        gather = other.near_collective
+        curve = replace(
+            gather,
+            small_bytes_per_s=gather.small_bytes_per_s * scale,
+            bytes_per_s=gather.bytes_per_s * scale,
+        )
+        value = replace(value, links=replace(links, near_collective=curve))
+    if machine.uneven_like is not None:
+        uneven = calibration(machine.uneven_like).kernels.uneven
+        value = replace(value, kernels=replace(value.kernels, uneven=uneven))
+    if machine.like is not None:
+        alike = calibration(machine.like)
+        # What a crowd leaves of a link is its switch's, whatever a pair alone reaches.
+        share = alike.effects.near.share * alike.links.near.bytes_per_s / rate
+        near = replace(alike.effects.near, share=min(1.0, share))
+        own = value.effects
+        effects = replace(alike.effects, near=near, far=own.far, eager=own.eager)
+        value = replace(value, effects=effects)
+    return value
 
 
 def cases(folder: Path, gpu: str) -> list[Case]:
@@ -113,7 +165,7 @@ def cases(folder: Path, gpu: str) -> list[Case]:
 
 
 def _links(
-    folder: Path, machine: Machine, log: Callable[[str], None]
+    folder: Path, machine: Machine, shipped: Calibration, log: Callable[[str], None]
 ) -> tuple[Links, float, float]:
     rows = read(folder, "comm_bw.csv") + read(folder, "comm_bw_extra.csv")
     mine = [r for r in rows if r["gpu"] == machine.links and r["max_fan"] == "1"]
@@ -133,15 +185,6 @@ def _links(
             f"{folder} must have transfers of {machine.links} inside and between nodes"
         )
     one_way = curve("intra", "unidir") or near
-    gathers = collective_times([r for r in read(folder, "coll_bw.csv") if r["gpu"] == "A100"], 8)
-    gather, _ = fit_curve(gathers)
-    # Only the A100 has collectives; elsewhere its curve is scaled by the pairs' bandwidths.
-    pairs = near[0].bytes_per_s / 217e9  # Source: UltraAttn prof_data, A100 pairs inside a node
-    collective = replace(
-        gather,
-        small_bytes_per_s=gather.small_bytes_per_s * pairs,
-        bytes_per_s=gather.bytes_per_s * pairs,
-    )
     gain = machine.alone_gain
     alone = replace(
         far[0],
@@ -153,31 +196,26 @@ def _links(
         near_one_way=one_way[0],
         far=far[0],
         far_alone=alone,
-        near_collective=collective,
+        near_collective=shipped.links.near_collective,
     )
     return links, near[1], far[1]
 
 
-_GUESS = Effects(
-    near=Crowd(handshake_s=5e-6, share=0.9, share_beside=0.5, held_sms=13.0),
-    far=Crowd(handshake_s=5e-6, share=0.95, share_beside=0.8, held_sms=6.0),
-    large_bytes=250e6,
-    large_sms=4.0,
-    start_s=15e-6,
-    passes=3.0,
-    eager=Eager(
-        kernel_s=120e-6,
-        backward_s=250e-6,
-        transfer_s=70e-6,
-        merge_s=100e-6,
-        passes=8.0,
-        far_s=150e-6,
-    ),
-)
+_LONG = 65536  # tokens: from here on kernels take most of a stripe's time
+_UNEVEN = tuple(1 + step / 100 for step in range(0, 31, 3))
+
+_LARGE_BYTES = 250e6
+_PASSES = 3.0
+_MERGE_PASSES = 8.1  # counted in the UltraAttn harness's merge, 6.5, at 0.8 of the bandwidth
+_GAIN = 0.99
 
 
 def fit_effects(
-    value: Calibration, runs: Sequence[Case], log: Callable[[str], None], most: int = 220
+    value: Calibration,
+    runs: Sequence[Case],
+    machine: Machine,
+    log: Callable[[str], None],
+    most: int = 220,
 ) -> Calibration:
     """Fit the sizes of effects, group by group, each on half of the shapes that show it."""
     fit, _ = run_halves(runs)
@@ -189,12 +227,14 @@ def fit_effects(
     eager = [c for c in square if c.nodes in few]  # more nodes add no parameter, only time
     fused = [c for c in fit if c.nodes == 1 and c.strategy == "grid-fused"]
     far = [c for c in plans if c not in one_node]
-    for group, start, made in (
-        (one_node, _near_of(value), _with_near),
+    groups: list[tuple[list[Case], list[float], Apply]] = [
+        (one_node, _near_of(value), _with_near if machine.splits else _with_near_and_splits),
         (fused, _collective_of(value), _with_collective),
-        (eager[:: max(1, len(eager) // 80)], _eager_of(value), _with_eager),
         (far, _far_of(value), _with_far),
-    ):
+    ]
+    if not machine.splits:
+        groups[0][1].append(value.kernels.forward.split_efficiency)
+    for group, start, made in groups:
         some = _thin(group, most)
         if not some:
             continue
@@ -209,9 +249,31 @@ def fit_effects(
             return float(np.mean([abs(np.log(predict(c, trial) / c.measured_s)) for c in some]))
 
         best = simplex(loss, start, 15 * len(start))
-        value = made(value, best)
-        log(f"{value.id}: {made.__name__}: {len(some)} runs, mean |log| {loss(best):.3f}")
-    return value
+        before, after = loss(np.array(start)), loss(best)
+        log(
+            f"{value.id}: {made.__name__}: {len(some)} runs, mean |log| {before:.4f} to {after:.4f}"
+        )
+        if after < _GAIN * before:  # else it is a fit of what was fitted already
+            value = made(value, best)
+    value = fit_hosts(value, eager, log)
+    return _uneven(value, [c for c in eager if c.strategy == "stripe"], log)
+
+
+def _uneven(value: Calibration, stripes: Sequence[Case], log: Callable[[str], None]) -> Calibration:
+    """Fit what kernels of uneven lengths take: half of a stripe's steps lack one query and key."""
+    some = [c for c in stripes if c.pattern == "causal" and c.seqlen_q >= _LONG]
+
+    def trial(factor: float) -> Calibration:
+        return replace(value, kernels=replace(value.kernels, uneven=factor))
+
+    def loss(factor: float) -> float:
+        return float(sum(abs(np.log(predict(c, trial(factor)) / c.measured_s)) for c in some))
+
+    if not some:
+        return value
+    best = min(_UNEVEN, key=loss)
+    log(f"{value.id}: uneven: {len(some)} runs, mean |log| {loss(best) / len(some):.3f}")
+    return trial(best)
 
 
 def run_halves(runs: Sequence[Case]) -> tuple[list[Case], list[Case]]:
@@ -251,9 +313,15 @@ def _with_near(value: Calibration, x: Reals) -> Calibration:
     return replace(value, effects=effects)
 
 
+def _with_near_and_splits(value: Calibration, x: Reals) -> Calibration:
+    value = _with_near(value, x)
+    forward = replace(value.kernels.forward, split_efficiency=float(x[6]))
+    return replace(value, kernels=replace(value.kernels, forward=forward))
+
+
 def _collective_of(value: Calibration) -> list[float]:
-    rate = value.links.near.bytes_per_s
-    return [20e-6, 0.6 * rate]
+    curve = value.links.near_collective
+    return [curve.latency_s, curve.bytes_per_s]
 
 
 def _with_collective(value: Calibration, x: Reals) -> Calibration:
@@ -282,27 +350,19 @@ def _with_far(value: Calibration, x: Reals) -> Calibration:
     return replace(value, effects=replace(value.effects, far=far))
 
 
-def _eager_of(value: Calibration) -> list[float]:
-    eager = value.effects.eager
-    host = [eager.kernel_s, eager.backward_s, eager.transfer_s, eager.merge_s]
-    return [*host, eager.passes, eager.far_s]
-
-
-def _with_eager(value: Calibration, x: Reals) -> Calibration:
-    eager = Eager(
-        kernel_s=float(x[0]),
-        backward_s=float(x[1]),
-        transfer_s=float(x[2]),
-        merge_s=float(x[3]),
-        passes=float(x[4]),
-        far_s=float(x[5]),
-    )
-    return replace(value, effects=replace(value.effects, eager=eager))
-
-
 def sources_of(machine: Machine, date: str) -> dict[str, str]:
     """What each line of a calibration cites, by section."""
     logs = "UltraAttn (SC'25) repository"
+    runs = f"{logs}, half of the runs on {machine.runs}, fitted {date}"
+    gathers = f"{logs}, half of the fused grids on {machine.runs}, fitted"
+    if machine.gathers_like is not None:
+        gathers = f"transferred from {machine.gathers_like}, scaled by the bandwidth of a pair"
+    uneven = f"{logs}, half of the stripes on {machine.runs}, fitted"
+    if machine.uneven_like is not None:
+        uneven = f"transferred from {machine.uneven_like}"
+    near = runs
+    if machine.like is not None:
+        near = f"transferred from {machine.like}, whose GPUs are alike, {date}"
     return {
         "": f"Source: fitted {date} to {logs}",
         "hardware": f"Source: NVIDIA datasheet of the GPU, dense, read {date}",
@@ -310,19 +370,28 @@ def sources_of(machine: Machine, date: str) -> dict[str, str]:
         "hardware.gpus_per_node": f"Source: NVIDIA HGX boards of this model, read {date}",
         "hardware.host_bytes_per_s": f"Source: PCIe x16 of the GPU's generation, read {date}",
         "kernels": f"Source: NVIDIA datasheet of the GPU, read {date}",
+        "kernels.uneven": f"Source: {uneven}, {date}",
         "kernels.block_rows": f"Source: flash-attn 2.5.7, head_dim 128, read {date}",
         "kernels.forward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
         "kernels.backward": f"Source: {logs}, kernel times of {machine.kernels}, fitted {date}",
         **{
             f"links.{name}": f"Source: {logs}, P2P times of {machine.links}, fitted {date}"
-            for name in ("near", "near_one_way", "far", "far_alone")
+            for name in ("near", "near_one_way", "far")
         },
-        "links.near_collective": f"Source: comm_test, all-gather of 8 A100, fitted {date}",
-        **{
-            f"effects.{name}": f"Source: {logs}, half of the runs on {machine.runs}, fitted {date}"
-            for name in ("near", "far", "eager")
-        },
-        "effects": f"Source: {logs}, half of the runs on {machine.runs}, fitted {date}",
+        "links.near_collective": f"Source: {gathers}, {date}",
+        **({} if machine.splits else {"kernels.forward.split_efficiency": f"Source: {runs}"}),
+        "links.far_alone": f"Source: set: {machine.alone_gain} times as fast as far: {logs}, "
+        f"rings, {date}",
+        "effects": f"Source: {near}",
+        "effects.near": f"Source: {near}",
+        "effects.far": f"Source: {runs}",
+        "effects.large_bytes": f"Source: set, from where plans on A100 slow down, {date}",
+        "effects.passes": f"Source: set: read a part, read and write an accumulator, {date}",
+        "effects.eager": f"Source: {runs}",
+        "effects.eager.transfer_s": "Source: set: 30 to 90 us a pair of small messages, "
+        f"{logs}, {date}",
+        "effects.eager.passes": "Source: set: counted in the UltraAttn harness's merge, at 0.8 of "
+        f"the memory's bandwidth, {date}",
         "range": f"Source: the tables fitted, {date}",
         "errors": f"Source: the half not fitted, {date}",
     }

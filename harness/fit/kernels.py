@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.fit.least import Reals, least_squares
+from harness.fit.least import Reals, least_squares, robust
 from harness.fit.tables import Row, halves
 from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.problem import Direction
@@ -95,7 +95,7 @@ def _fitted(
             _forward(x.tolist()) if forward else guess.forward,
             guess.backward if forward else _backward(x.tolist()),
         )
-        return np.log(times(model, rows, direction) / measured)
+        return robust(np.log(times(model, rows, direction) / measured))
 
     found: list[float] = least_squares(residuals, start).tolist()
     return found

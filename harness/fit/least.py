@@ -14,6 +14,17 @@ _LONGEST = 0.5  # of a logarithm, in one iteration
 _TRIES = 12  # raisings of the damping before giving up
 
 
+def robust(gaps: Reals, small: float = 0.03) -> Reals:
+    """Make the squares of gaps grow no faster than the gaps, beyond small ones.
+
+    So a few rows that a model cannot explain do not bend the others. Source: Huber (1964), The
+    Annals of Mathematical Statistics 35:73.
+    """
+    size = np.abs(gaps)
+    large = np.sqrt(np.maximum(2 * small * size - small**2, 0.0))
+    return np.where(size > small, np.sign(gaps) * large, gaps)
+
+
 def least_squares(
     residuals: Callable[[Reals], Reals], start: Sequence[float], iterations: int = 60
 ) -> Reals:

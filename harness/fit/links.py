@@ -61,13 +61,3 @@ def message_times(rows: Sequence[Row]) -> dict[int, float]:
         size = int(row["size_bytes"])
         found.setdefault(size, []).append(size / float(row["per_pair_GBps"]) / 1e9)
     return {size: float(np.median(times)) for size, times in found.items()}
-
-
-def collective_times(rows: Sequence[Row], ranks: int) -> dict[int, float]:
-    """Per bytes received, the time of an all-gather in rows of `coll_bw.csv`."""
-    times: dict[int, float] = {}
-    for row in rows:
-        if row["op"] == "ag" and int(row["n_gpus"]) == ranks:
-            received = int(row["meta_bytes"]) * (ranks - 1)
-            times[received] = received / float(row["busbw_GBps"]) / 1e9
-    return times

@@ -117,7 +117,13 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
             start_s=0.0,
             passes=float(np.median(merges)),
             eager=Eager(
-                kernel_s=0.0, backward_s=0.0, transfer_s=0.0, merge_s=0.0, passes=0.0, far_s=0.0
+                kernel_s=0.0,
+                backward_s=0.0,
+                transfer_s=0.0,
+                merge_s=0.0,
+                passes=0.0,
+                far_s=0.0,
+                slice_s=0.0,
             ),
         ),
         range=Range(
@@ -161,6 +167,7 @@ def _kernels(figures: Figures, bandwidth: float) -> tuple[Kernels, dict[str, Err
         sms=1,
         block_rows=_ROWS,
         memory_bandwidth_bytes_per_s=bandwidth,
+        uneven=1.0,
         forward=_forward([1e-5, rate, 1e-6, 1.0, 50.0]),
         backward=_backward([1e-5, rate, 1e-6, 4.0, 1.0, 50.0]),
     )

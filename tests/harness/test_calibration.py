@@ -7,9 +7,9 @@ from harness.calibration import FOLDER, calibration, dump, load
 from harness.cluster import CLUSTERS
 from harness.effects import ALL, Crowd, Effect, crowded_s
 from harness.link_model import Curve
-from harness.predict import HARNESS, TORCH, ULTRA, Pricer
+from harness.predict import HARNESS, TORCH, ULTRA, Pricer, launched_by
 from harness.problem import Direction, Dtype, Problem
-from harness.skeleton import Skeleton, skeleton
+from harness.skeleton import Launched, Need, Size, Skeleton, skeleton
 from harness.verify import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -147,3 +147,27 @@ def test_partial_results_travel_in_the_precision_of_the_convention() -> None:
     tokens = 4 * 1024 * 32
     assert pricer(convention=ULTRA).wire_bytes(need.size) == tokens * 128 * 2
     assert pricer(convention=HARNESS).wire_bytes(need.size) == tokens * (128 * 4 + 4)
+
+
+def test_eager_merges_move_what_their_operations_do() -> None:
+    size = Size(result_q=128 * 1024)
+    moved = 4 * 1024 * 128 * 32 * 4
+    for kind, direction, passes in (
+        ({}, Direction.FORWARD, 6.5),
+        ({"sliced": True}, Direction.FORWARD, 8.5),
+        ({}, Direction.BACKWARD, 2.5),
+        ({"sliced": True}, Direction.BACKWARD, 2.5),
+        ({"again": True}, Direction.BACKWARD, 6.5),
+    ):
+        prices = pricer(convention=TORCH, direction=direction)
+        fitted = prices.calibration.effects.eager.passes / 6.5
+        took = prices.fold_s(Need("tile", size=size, **kind))
+        bandwidth = prices.calibration.kernels.memory_bandwidth_bytes_per_s
+        assert took == pytest.approx(passes * fitted * moved / bandwidth)
+
+
+def test_a_runtime_that_sends_one_tensor_and_merges_nothing_launches_less() -> None:
+    launched = Launched(calls=3, folds=2, merges=1, moves=4, slices=2, messages=8)
+    assert launched_by(launched, TORCH)[2:] == (3, 4, 0, 0, 2, 8)
+    whole = replace(TORCH, merges=False, apart=False)
+    assert launched_by(launched, whole)[2:] == (1, 4, 0, 0, 0, 4)

@@ -75,6 +75,20 @@ def test_a_patient_transfer_waits_for_the_last_wave_of_a_kernel() -> None:
     assert run(one, blocking=True, kernels_first=True)[0][1] == 0.0
 
 
+def test_the_second_message_of_a_transfer_waits_for_the_kernel_beside_it() -> None:
+    pair = transfer(0, 1, 1.0)._replace(messages=2)
+    # With nothing beside it they follow one another, and what waits for it waits for both.
+    assert run([pair, kernel(1, 0.5, after=(0,))], blocking=True) == ([0.0, 2.0], [2.0, 2.5])
+    # A kernel of ten waves begins beside the first; the second is posted with its last wave.
+    jobs = [pair, kernel(1, 5.0, wave_s=0.5)]
+    starts, ends = run(jobs, blocking=True)
+    assert (starts, ends) == ([0.0, 0.0], [pytest.approx(5.5), 5.0])
+    assert run(jobs)[1] == [2.0, 5.0]
+    # Between the two it holds no SMs: the kernel has 1 s at half speed and 4.5 s of its own.
+    held = [pair, kernel(1, 5.0, 10.0, wave_s=0.5)]
+    assert run(held, blocking=True)[1] == pytest.approx([6.5, 5.5])
+
+
 def test_what_ends_at_once_is_seen_together_whatever_its_number() -> None:
     # Rank 1's next kernel starts when rank 0's ends: the transfer between them is posted first.
     jobs = [

@@ -14,6 +14,7 @@ KERNELS = Kernels(
     sms=10,
     block_rows=128,
     memory_bandwidth_bytes_per_s=1e15,
+    uneven=1.0,
     forward=ForwardKernel(
         launch_s=0.0,
         flops_per_s=RATE,
@@ -48,6 +49,18 @@ def test_one_block_runs_alone_on_its_sm() -> None:
 def test_a_full_wave_is_two_blocks_on_every_sm() -> None:
     assert us(FORWARD, 20 * 128, 640) == pytest.approx(20)
     assert us(FORWARD, 11 * 128, 640) == pytest.approx(20)  # one SM has two
+
+
+def test_lengths_that_are_no_multiple_of_a_block_take_the_slower_kernel() -> None:
+    slow = replace(KERNELS, uneven=1.25)
+    for direction, rows, columns, factor in (
+        (FORWARD, 384, 640, 1.0),
+        (FORWARD, 383, 640, 1.25),
+        (FORWARD, 384, 639, 1.25),
+        (BACKWARD, 383, 639, 1.25),
+    ):
+        fast_s = KERNELS.seconds(direction, rows, columns, 3)
+        assert slow.seconds(direction, rows, columns, 3) == pytest.approx(factor * fast_s)
 
 
 def test_one_block_too_many_costs_another_wave() -> None:

@@ -113,3 +113,17 @@ def test_hosts_count_what_they_launch_and_what_of_it_leaves_the_node() -> None:
     alone = skeleton(made, 4, eager=True, fold=False).parts
     assert all(n.far == 0 for p in alone for n in p.launched)
     assert all(not p.launched for p in skeleton(made, 2, fold=False).parts)
+
+
+def test_a_stripe_takes_slices_where_keys_come_from_later_ranks_and_a_ring_never() -> None:
+    stripe = program("stripe:prune=false", "causal", 5, Direction.FORWARD)
+    tiles = [p.need for p in skeleton(stripe, 5, eager=True, fold=False).parts if p.need.calls]
+    assert [n.sliced for n in tiles].count(True) == 5 * 4 // 2
+    assert all(n.sliced is (n.calls[0].rows % 2 == 1) for n in tiles)  # one query fewer
+    parts = skeleton(stripe, 5, eager=True, fold=False).parts
+    last = {rank: n for p in parts for rank, n in zip(p.ranks, p.launched, strict=False)}
+    assert [last[rank].slices for rank in range(5)] == [4, 3, 2, 1, 0]
+    # k and v each, to the next rank and from the last, in four batches.
+    assert {(n.moves, n.messages) for n in last.values()} == {(4, 8)}
+    ring = skeleton(program("ring-classic", "causal", 5, Direction.FORWARD), 5, eager=True).parts
+    assert not any(p.need.sliced for p in ring)
