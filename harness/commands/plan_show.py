@@ -79,8 +79,11 @@ def level_lines(levels: Mapping[str, Any]) -> str:
         lines.append("tilings       none: blocks at their rows' owners are as fast")
     if levels.get("fallback"):
         lines.append(f"fallback      {levels['fallback']}")
-    if levels.get("remap", {}).get("order"):
-        lines.append(f"remap         {' '.join(map(str, levels['remap']['order']))}")
+    remap = levels.get("remap", {})
+    if remap.get("order"):
+        lines.append(f"remap         {' '.join(map(str, remap['order']))}")
+    if remap.get("placement"):
+        lines.append(f"remap         tokens dealt as a {remap['placement']}")
     if "kernel" in levels:
         lines.append(f"kernels       {levels['kernel']['kept']} replacements")
     if "schedule" in levels:

@@ -59,14 +59,29 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
     yield _plain(problem, size, nodes)
     if 2 * size <= _MOST * nodes and uneven(problem.pattern, size, nodes * gpus) > _EVEN:
         yield _plain(problem, 2 * size, nodes)
-    if 1 < nodes <= 4 and size % (2 * nodes) == 0:
+    if 1 < nodes <= 4:
         # Two chunks to a node: blocks that a node may give away are smaller.
-        yield _plain(problem, size, 2 * nodes)
+        yield _plain(problem, lcm(size, 2 * nodes * gpus), 2 * nodes)
     if not remap or problem.seqlen_q != problem.seqlen_kv:
         return
     for order in found_orders(problem, size, nodes, gpus):
-        side = _sides(_in_order(problem.seqlen_q, size, order), nodes)
-        yield Layout(queries=side, keys=side, order=order)
+        yield _ordered(problem, size, nodes, order)
+
+
+def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layout:
+    """Return the one layout of the public code: the pattern's own order, if it has one.
+
+    Args:
+        problem: What is computed.
+        nodes: How many.
+        gpus: GPUs per node.
+        remap: False takes the tokens' own order all the same.
+    """
+    size = parts(problem.pattern, nodes, gpus)
+    own = remap_order(problem.pattern) if remap else None
+    if own is None or problem.seqlen_q != problem.seqlen_kv or size % len(own):
+        return _plain(problem, size, nodes)
+    return _ordered(problem, size, nodes, tuple(own))
 
 
 def _plain(problem: Problem, size: int, coarse: int) -> Layout:
@@ -74,6 +89,11 @@ def _plain(problem: Problem, size: int, coarse: int) -> Layout:
         queries=_sides(split(problem.seqlen_q, size), coarse),
         keys=_sides(split(problem.seqlen_kv, size), coarse),
     )
+
+
+def _ordered(problem: Problem, size: int, nodes: int, order: Order) -> Layout:
+    side = _sides(_in_order(problem.seqlen_q, size, order), nodes)
+    return Layout(queries=side, keys=side, order=order)
 
 
 def parts(pattern: Pattern, nodes: int, gpus: int) -> int:

@@ -11,22 +11,21 @@ levels are improvements. Both directions share the layout that is fastest for th
 level that is off leaves what it gets as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from harness.allocation import plan_allocation
 from harness.caching import cache_folder
 from harness.cluster import Cluster, cluster
-from harness.errors import UnsupportedError
 from harness.levels import Level
 from harness.passes.fuse import fused_at_once
 from harness.passes.kernels import tile_kernels
 from harness.plan import Plan, legs_of
 from harness.problem import Direction, Problem
-from harness.sharding import Sharding, split
+from harness.sharding import PLACEMENTS, Placement, Sharding, split
 from harness.sizes import leg_bytes
 from harness.strategy import Context
 from harness.stream_schedule import Method, instance_of, schedule_streams, search, tick_of
@@ -37,16 +36,23 @@ from patterns.geometry import Chunk
 from strategies.ultraattn.account import Instance, even_owners
 from strategies.ultraattn.cache import Cache
 from strategies.ultraattn.device import DEFAULT_S, Assigned
+from strategies.ultraattn.fair import Times, fair, fastest, is_fair
 from strategies.ultraattn.grid import grid_of
-from strategies.ultraattn.layout import Layout, by_rank, layouts, nodes_and_gpus, parts
+from strategies.ultraattn.layout import (
+    Layout,
+    by_rank,
+    layouts,
+    nodes_and_gpus,
+    own_layout,
+    parts,
+)
 from strategies.ultraattn.node import NO_SLACK, Nodes, Slack, TwoLevels, tile_nodes
+from strategies.ultraattn.remap import Order
 
 NAME = "ultraattn"
 
+_NEAR = 1.1  # what may come out the faster when both are refined
 _CLOSE = 1.002  # times that are as good as the least: then what crosses between nodes decides
-
-FALLBACKS = ("ring", "zigzag", "stripe", "ulysses", "usp", "allgather", "owner", "grid")
-"""Strategies whose plans stand beside the planner's own, with `candidates`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,6 @@ class Mode:
         levels: Those that are on.
         seconds: CPU seconds per distinct tiling and per schedule.
         prove: Go for proofs.
-        candidates: Stand other strategies' plans beside the own.
         published: Only what the paper's public code does: its own orders, diagonal blocks at their
             owners, chunks counted and not weighed, its slack, fusing at once, and nothing compared.
     """
@@ -65,7 +70,6 @@ class Mode:
     levels: frozenset[Level]
     seconds: float = DEFAULT_S
     prove: bool = False
-    candidates: bool = False
     published: bool = False
 
 
@@ -86,10 +90,13 @@ class Planned:
 class _Trial:
     """One layout in one direction, allocated, planned and timed."""
 
-    layout: Layout
+    order: Order | Placement
     plan: Plan
     seconds: float
     tiling: TwoLevels | None  # None: every block at its row's owner
+
+
+_Pair = dict[Direction, _Trial]
 
 
 def plan_both(problem: Problem, mode: Mode, context: Context) -> dict[Direction, Planned]:
@@ -98,18 +105,14 @@ def plan_both(problem: Problem, mode: Mode, context: Context) -> dict[Direction,
     Args:
         problem: What is computed.
         mode: How.
-        context: The cluster, and other strategies' plans.
+        context: The cluster.
     """
     nodes, gpus = nodes_and_gpus(problem.cp, context.gpus_per_node)
-    scene = _Scene(problem, mode, Nodes(nodes=nodes, gpus=gpus), _machine(problem, context))
-    chosen = scene.best()
-    found = {direction: scene.refined(trial) for direction, trial in chosen.items()}
-    if mode.candidates and context.others is not None:
-        return _or_others(scene, found, context.others)
-    return found
+    scene = _Scene(problem, mode, Nodes(nodes=nodes, gpus=gpus), machine_of(problem, context))
+    return scene.planned()
 
 
-def _machine(problem: Problem, context: Context) -> Cluster:
+def machine_of(problem: Problem, context: Context) -> Cluster:
     """Return the cluster, or the default one, with as many nodes as the ranks need."""
     base = context.cluster or cluster()
     per_node = context.gpus_per_node
@@ -129,14 +132,49 @@ class _Scene:
         weighed = shape.nodes > 1 and not mode.published
         self.shape = replace(shape, inside_speed=ratio if weighed else None)
 
-    def best(self) -> dict[Direction, _Trial]:
-        """Return the trials of the layout that takes the least time in both directions."""
-        remap = Level.REMAP in self.mode.levels
-        found = layouts(self.problem, self.shape.nodes, self.shape.gpus, remap=remap)
-        tried = [pair for layout in self._published(list(found)) for pair in self._pairs(layout)]
-        times = [sum(trial.seconds for trial in both.values()) for both in tried]
-        close = [both for both, s in zip(tried, times, strict=True) if s <= min(times) * _CLOSE]
+    def planned(self) -> dict[Direction, Planned]:
+        """Plan both directions over the layout that takes the least time in both together.
+
+        Rows at their owners, where tokens lie as they come or, in one node, as a zigzag or a
+        stripe deals them, take no planning. Neither direction may be slower than those (see
+        `fair`).
+        """
+        mode, shape = self.mode, (self.shape.nodes, self.shape.gpus)
+        remap = Level.REMAP in mode.levels
+        if mode.published:
+            (only,) = self._pairs(own_layout(self.problem, *shape, remap=remap))
+            return self._refined(only)
+        laid = [list(self._pairs(each)) for each in layouts(self.problem, *shape, remap=remap)]
+        owners, placed = laid[0][-1], list(self._placed()) if remap else []
+        best = self._best([both for both in chain(*laid) if _no_slower(both, owners)])
+        simple = fastest([_times(both) for both in (owners, *placed)])
+        found = [self._refined(best)]
+        dealt = [both for both in placed if _no_slower(both, owners)]
+        if dealt:
+            other = self._best(dealt)
+            near = _total(_times(other)) <= _NEAR * _total(_times(best))
+            if near or not is_fair(_makespans(found[0]), simple):
+                found.append(self._refined(other))
+        times = [_makespans(both) for both in found]
+        return found[min(fair(times, simple), key=lambda index: _total(times[index]))]
+
+    def _placed(self) -> Iterator[_Pair]:
+        """Yield rows at their owners, with tokens dealt so that a causal pattern is balanced."""
+        problem = self.problem
+        if self.shape.nodes > 1 or problem.seqlen_q != problem.seqlen_kv:
+            return
+        for placement in (Placement.ZIGZAG, Placement.STRIPE):
+            dealt = PLACEMENTS[placement](problem.seqlen_q, problem.cp)
+            yield self._rows(placement, row_owner(dealt, dealt))
+
+    def _best(self, pairs: Sequence[_Pair]) -> _Pair:
+        """Return the pair of the least time, and of those as good, what crosses the least."""
+        totals = [_total(_times(both)) for both in pairs]
+        close = [both for both, s in zip(pairs, totals, strict=True) if s <= min(totals) * _CLOSE]
         return min(close, key=lambda both: sum(map(self._crossing, both.values())))
+
+    def _refined(self, pair: _Pair) -> dict[Direction, Planned]:
+        return {direction: self._finished(trial) for direction, trial in pair.items()}
 
     def _crossing(self, trial: _Trial) -> int:
         """Return the bytes that cross between nodes."""
@@ -148,36 +186,31 @@ class _Scene:
             if leg.src.rank // gpus != leg.dst.rank // gpus
         )
 
-    def _published(self, found: list[Layout]) -> list[Layout]:
-        """Return the one layout of the public code: the pattern's own order, if it has one."""
-        if not self.mode.published:
-            return found
-        own = self.problem.pattern.remap
-        given = [layout for layout in found if own is not None and layout.order == own]
-        return given or found[:1]
-
-    def _pairs(self, layout: Layout) -> Iterator[dict[Direction, _Trial]]:
-        """Yield trials of both directions, which must cut the tokens alike."""
+    def _pairs(self, layout: Layout) -> Iterator[_Pair]:
+        """Yield trials of both directions, which must cut the tokens alike; row owners last."""
         tiled = {Level.NODE, Level.DEVICE} & self.mode.levels
         if tiled:
             yield {direction: self._tiled_trial(layout, direction) for direction in Direction}
         if not tiled or not self.mode.published:
             sides = (layout.queries, layout.keys)
             rows = row_owner(*(by_rank(s, self.shape.nodes, self.shape.gpus) for s in sides))
-            yield {direction: self._timed(layout, direction, rows, None) for direction in Direction}
+            yield self._rows(layout.order, rows)
+
+    def _rows(self, order: Order | Placement, rows: Allocation) -> _Pair:
+        return {direction: self._timed(order, direction, rows, None) for direction in Direction}
 
     def _tiled_trial(self, layout: Layout, direction: Direction) -> _Trial:
         """Return the tiling, or the blocks of its grid at their rows' owners if that is faster."""
         tiling = self._tiled(layout, direction)
-        trial = self._timed(layout, direction, tiling.allocation, tiling)
+        trial = self._timed(layout.order, direction, tiling.allocation, tiling)
         if self.mode.published:
             return trial
         rows = row_owner(tiling.allocation.queries, tiling.allocation.keys)
-        return min(trial, self._timed(layout, direction, rows, None), key=lambda t: t.seconds)
+        return min(trial, self._timed(layout.order, direction, rows, None), key=lambda t: t.seconds)
 
     def _timed(
         self,
-        layout: Layout,
+        order: Order | Placement,
         direction: Direction,
         allocation: Allocation,
         tiling: TwoLevels | None,
@@ -185,7 +218,7 @@ class _Scene:
         plan = plan_allocation(
             self.problem, NAME, direction, allocation, gpus_per_node=self.shape.gpus
         )
-        return _Trial(layout=layout, plan=plan, seconds=self._quick_s(plan), tiling=tiling)
+        return _Trial(order=order, plan=plan, seconds=self._quick_s(plan), tiling=tiling)
 
     def _quick_s(self, plan: Plan) -> float:
         """Return about what a plan takes: ordered by one list, if it will be scheduled."""
@@ -226,16 +259,16 @@ class _Scene:
 
     def seconds(self, plan: Plan) -> float:
         """Return the makespan of a plan in its order."""
-        return Timeline(graph_of(plan, self.machine)).makespan
+        return seconds_of(self.machine, plan)
 
-    def refined(self, trial: _Trial) -> Planned:
+    def _finished(self, trial: _Trial) -> Planned:
         """Fuse and schedule a trial, and report on all levels."""
         mode, plan, makespan_s = self.mode, trial.plan, trial.seconds
         if Level.SCHEDULE in mode.levels:
             listed = schedule_streams(plan, self.machine, method=Method.CRITICAL_PATH)
             plan = listed.scheduled.plan
         report: dict[str, Any] = {
-            Level.REMAP: {"order": list(trial.layout.order)},
+            Level.REMAP: _said(trial.order),
             **_tilings(trial.tiling),
             "layout_s": trial.seconds,
         }
@@ -263,6 +296,33 @@ class _Scene:
             plan, makespan_s = first.scheduled.plan, first.makespan_s
         report["makespan_s"] = makespan_s
         return Planned(plan=plan, report=report)
+
+
+def _no_slower(one: _Pair, other: _Pair) -> bool:
+    return all(one[direction].seconds <= other[direction].seconds for direction in Direction)
+
+
+def _total(times: Times) -> float:
+    return sum(times.values())
+
+
+def _times(both: _Pair) -> Times:
+    return {direction: trial.seconds for direction, trial in both.items()}
+
+
+def _makespans(both: Mapping[Direction, Planned]) -> Times:
+    return {direction: each.report["makespan_s"] for direction, each in both.items()}
+
+
+def _said(order: Order | Placement) -> dict[str, Any]:
+    if isinstance(order, Placement):
+        return {"order": [], "placement": order.value}
+    return {"order": list(order)}
+
+
+def seconds_of(machine: Cluster, plan: Plan) -> float:
+    """Return the makespan of a plan in its order."""
+    return Timeline(graph_of(plan, machine)).makespan
 
 
 def _dealt(lengths: Sequence[int], gpus: int) -> Sharding:
@@ -316,34 +376,3 @@ def published_slack(problem: Problem, shape: Nodes) -> Slack:
     streaming = shape.gpus == 8 and grid.full == 2 and grid.total == 2 * 22
     node = 2 * (shape.nodes == 2) if not causal else int(shape.nodes == 8)
     return Slack(device=int(causal or streaming), node=node)
-
-
-def _or_others(
-    scene: _Scene,
-    own: dict[Direction, Planned],
-    others: Callable[[str, Problem, Direction], Plan],
-) -> dict[Direction, Planned]:
-    """Return the plans of another strategy if they take less time in both directions together."""
-    times = {NAME: sum(each.report["makespan_s"] for each in own.values())}
-    plans = {}
-    for name in FALLBACKS:
-        try:
-            both = {direction: others(name, scene.problem, direction) for direction in Direction}
-        except UnsupportedError:
-            continue
-        plans[name] = both
-        times[name] = sum(map(scene.seconds, both.values()))
-    best = min(times, key=times.__getitem__)
-    considered = {"candidates_s": times, "fallback": None if best == NAME else best}
-    if best == NAME:
-        return {
-            direction: replace(each, report={**each.report, **considered})
-            for direction, each in own.items()
-        }
-    return {
-        direction: Planned(
-            plan=plan,
-            report={**considered, "makespan_s": scene.seconds(plan)},
-        )
-        for direction, plan in plans[best].items()
-    }

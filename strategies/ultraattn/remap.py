@@ -2,24 +2,21 @@
 
 An order lists blocks by place: entry p is the block at place p, and device d owns the places from
 p * devices // blocks = d. Three sources: the user's own; `modulo`, which gathers the residues of
-a stride, the paper's map c mod m; and `find_order`, a search that is never worse than no order.
+a stride, the paper's map c mod m; and a search for groups of blocks that need few others.
 
 Source: UltraAttn (SC'25), Figure 4: the context remap; the paper leaves the search open.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.ultraattn.account import Weights, even_owners
-from strategies.ultraattn.device import Assigned, assign
-from strategies.ultraattn.grid import Grid, instance_of
+from strategies.ultraattn.account import even_owners
+from strategies.ultraattn.grid import Grid
 
 Order = tuple[int, ...]
-Plan = Callable[[Grid], Assigned]
-_FINALISTS = 4
 _RESTARTS = 6
 _PROMISING = 2
 
@@ -46,67 +43,16 @@ def checked(order: Sequence[int], blocks: int) -> Order:
     return tuple(order)
 
 
-def reordered(grid: Grid, order: Sequence[int]) -> Grid:
-    """Return the grid with rows and columns at their places."""
-    work = tuple(tuple(grid.work[i][j] for j in order) for i in order)
-    return Grid(work=work, full=grid.full)
-
-
-def find_order(
-    grid: Grid,
-    devices: int,
-    weights: Weights,
-    *,
-    seconds: float = 1.0,
-    seed: int = 0,
-    given: Sequence[Order] = (),
-) -> tuple[Order, Assigned]:
-    """Search the order whose planned communication is least: first the maximum, then the volume.
-
-    Candidates are no order, every modulo, the `given` ones, and groups of blocks found by swaps
-    that need few chunks from one another. The few that look best are planned.
-
-    Args:
-        grid: Square: rows and columns are the same blocks in token order.
-        devices: How many.
-        weights: Prices of chunks.
-        seconds: CPU seconds for the plan of each finalist.
-        seed: Of the search.
-        given: More candidates, such as a pattern's own remap.
-
-    Returns:
-        The order and its plan; no order when none is better.
-    """
-    blocks = len(grid.work)
-    if any(len(row) != blocks for row in grid.work):
-        raise ValueError(
-            f"remap: {blocks} query blocks and {len(grid.work[0])} key blocks must be the same "
-            "blocks; cross-attention has no order to search"
-        )
-    plain = tuple(range(blocks))
-    ranked = _ranked(grid, [devices], seed, given)
-
-    def planned(order: Order) -> Assigned:
-        instance = instance_of(reordered(grid, order), devices, weights)
-        return assign(instance, seconds=seconds, seed=seed)
-
-    best, result = plain, planned(plain)
-    for order in ranked[:_FINALISTS]:
-        if result.value == 0:
-            break
-        found = planned(order)
-        if (found.value, found.volume) < (result.value, result.volume):
-            best, result = order, found
-    return best, result
-
-
 def orders(
     grid: Grid, levels: Sequence[int], *, seed: int = 0, given: Sequence[Order] = ()
 ) -> list[Order]:
-    """Return the orders that look best, unplanned: row owners fetch less than in no order.
+    """Return the orders that look best: row owners fetch less than where blocks lie as they come.
+
+    Candidates are every modulo, the `given` ones, and groups of blocks found by swaps that need few
+    chunks from one another. The few that need the fewest are returned, for a planner to try.
 
     Args:
-        grid: As for `find_order`.
+        grid: Square: rows and columns are the same blocks in token order.
         levels: Numbers of devices, the most important first: nodes, then all GPUs.
         seed: Of the search.
         given: More candidates, which come first where they are as good.

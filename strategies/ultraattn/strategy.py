@@ -18,7 +18,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from harness.levels import read_levels
@@ -26,7 +26,8 @@ from harness.plan import Plan, from_json, to_json
 from harness.problem import Direction, Problem
 from harness.strategy import Context, Options, Strategy
 from strategies.ultraattn.kept import Kept, kept, key_of
-from strategies.ultraattn.planner import Mode, Planned, plan_both
+from strategies.ultraattn.others import or_others
+from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both, seconds_of
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 
@@ -35,7 +36,9 @@ def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan all levels that are on; legal for every problem."""
-    return replace(_both(problem, _mode(options), context)[direction].plan, strategy=name)
+    return replace(
+        _both(problem, _mode(options), context, options.candidates)[direction].plan, strategy=name
+    )
 
 
 def plan_published(
@@ -43,14 +46,14 @@ def plan_published(
 ) -> Plan:
     """Plan as the public code does; legal for every problem."""
     mode = replace(_mode(options), published=True)
-    return replace(_both(problem, mode, context)[direction].plan, strategy=name)
+    return replace(_both(problem, mode, context, False)[direction].plan, strategy=name)
 
 
 def report(
     problem: Problem, direction: Direction, options: Options, context: Context
 ) -> Mapping[str, Any]:
     """Return what each level of the plan came to."""
-    return _both(problem, _mode(options), context)[direction].report
+    return _both(problem, _mode(options), context, options.candidates)[direction].report
 
 
 def report_published(
@@ -58,7 +61,7 @@ def report_published(
 ) -> Mapping[str, Any]:
     """Return what each level of the published kind of plan came to."""
     mode = replace(_mode(options), published=True)
-    return _both(problem, mode, context)[direction].report
+    return _both(problem, mode, context, False)[direction].report
 
 
 def _mode(options: Options) -> Mode:
@@ -66,12 +69,13 @@ def _mode(options: Options) -> Mode:
         levels=read_levels(options.levels),
         seconds=options.seconds,
         prove=options.prove,
-        candidates=options.candidates,
     )
 
 
 @lru_cache(maxsize=16)  # so that both directions are of one search even where nothing can be kept
-def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, Planned]:
+def _both(
+    problem: Problem, mode: Mode, context: Context, candidates: bool
+) -> Mapping[Direction, Planned]:
     """Return both directions' plans, from what is kept or else made and kept.
 
     A layer's attention is planned as attention alone is.
@@ -79,9 +83,15 @@ def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, 
     bare = replace(problem, hidden=None, rotary=None)
 
     def make() -> Kept:
+        if candidates and context.others is not None:
+            own = _both(bare, mode, context, candidates=False)
+            machine = machine_of(bare, context)
+            found = or_others(bare, own, context.others, partial(seconds_of, machine))
+        else:
+            found = plan_both(bare, mode, context)
         return {
             direction.value: {"plan": to_json(each.plan), "report": each.report}
-            for direction, each in plan_both(bare, mode, context).items()
+            for direction, each in found.items()
         }
 
     key = key_of(
@@ -90,7 +100,7 @@ def _both(problem: Problem, mode: Mode, context: Context) -> Mapping[Direction, 
         mode=mode,
         gpus_per_node=context.gpus_per_node,
         cluster=context.cluster,
-        others=context.others is not None,
+        candidates=candidates and context.others is not None,
     )
 
     def read(both: Kept) -> Mapping[Direction, Planned]:
