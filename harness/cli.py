@@ -7,6 +7,7 @@ alone; progress and messages go to stderr.
 """
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -55,6 +56,14 @@ class _Parser(argparse.ArgumentParser):
         verb = self.prog.removeprefix(f"{_PROGRAM} ")
         text = f"{verb}: {message}; `{self.prog} --help` shows the flags"
         self.exit(2, wrapped(text) + "\n")
+
+
+class _Wrapped(logging.Formatter):
+    """Says what was logged and nothing else, in lines that fit the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Wrap a message."""
+        return wrapped(record.getMessage())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -114,6 +123,11 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         print(wrapped(text), file=sys.stderr)
         return 2
     args.launch = ranks
+    told = logging.StreamHandler(sys.stderr)  # what planners say when a search begins
+    told.setFormatter(_Wrapped())
+    searches = logging.getLogger("strategies")
+    searches.addHandler(told)
+    searches.setLevel(logging.INFO)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -127,6 +141,8 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     except (ValueError, HarnessError, MemoryError, OSError) as error:
         status, text = _failure(error)
         print(wrapped(f"{args.verb}: {text}"), file=sys.stderr)
+    finally:
+        searches.removeHandler(told)
     return status
 
 

@@ -64,6 +64,11 @@ def label(entry: Record) -> str:
     return str(entry.get("resolved") or entry["strategy"])
 
 
+def unprefixed(name: str) -> str:
+    """A name in a table: of others' code without the prefix that all of them have."""
+    return name.removeprefix("peer:")
+
+
 def problem(entry: Record) -> str:
     """Where a record is from and what it is of, but for lengths, degree and direction."""
     where = entry["cluster"] or f"measured here, {entry['transport']}"

@@ -23,7 +23,7 @@ def read_levels(text: str) -> frozenset[Level]:
     """Read `all`, `none`, or names joined by `+`, such as `node+device`.
 
     Raises:
-        ValueError: A name is unknown; the choices are listed.
+        ValueError: A name is unknown (the choices are listed) or stands there twice.
     """
     if text in ("all", "none"):
         return ALL_LEVELS if text == "all" else frozenset()
@@ -34,6 +34,9 @@ def read_levels(text: str) -> frozenset[Level]:
         raise ValueError(
             f"level {unknown[0]!r} is unknown; join some of {choices} by +, or all, none"
         )
+    repeated = [name for at, name in enumerate(names) if name in names[:at]]
+    if repeated:
+        raise ValueError(f"level {repeated[0]!r} is named twice in {text!r}; name each once")
     return frozenset(map(Level, names))
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.best import best_tables
+from harness.best import NEAR, best_tables
 from harness.figures import (
     ABSENT,
     alike,
@@ -20,9 +20,11 @@ from harness.figures import (
     problem,
     short,
     spread,
+    unprefixed,
     worst_error,
 )
 from harness.notes import crowded, refusals, same_plans, uneven
+from harness.peer import is_peer
 from harness.records import Record
 
 _BASE = "ring"
@@ -42,10 +44,16 @@ _MEASURED = (
     "by the rank that sends most; wait: ms in which a rank waited for transfers, the longest, in "
     "one traced run; imbal: work of the busiest rank over the mean"
 )
+_PEERS = (
+    "NAME/NAME: others' code, peer:NAME/NAME where a strategy is asked for; —: not known of it, as "
+    "it has no plan here to count bytes and work in, and is not traced"
+)
 _BEST = (
-    "best: the fastest of each row (+n: as fast as n others); both: forward and backward of one "
-    "strategy; peak: most bytes held on a rank; error: largest of its results, relative to the "
-    "float64 oracle; ±: expected error of the times, where their calibration says"
+    "best: the fastest of each row (+n: as fast as n others; ~n: of simulated times n others are "
+    f"longer by no more than ±, or by {NEAR:.0%} where no error is known, so the order is open); "
+    "both: forward and backward of one strategy; peak: most bytes held on a rank; error: largest "
+    "of its results, relative to the float64 oracle; ±: expected error of the times, where their "
+    "calibration says"
 )
 
 
@@ -68,6 +76,8 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
     measured = [entry for entry in records if entry["source"] == "measured"]
     if any(map(is_ok, measured)):
         _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
+    if any(is_peer(str(entry["strategy"])) for entry in measured):
+        _say(console, _PEERS)
     _say(console, *uneven(records))
     for note, times in refusals(records).items():
         _say(console, f"{note} ({times} cells)" if times > 1 else note)
@@ -182,16 +192,17 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
         width: Columns of the terminal.
     """
     table = _table(0)
-    strategy = _longest("strategy", map(label, records), width - _FIGURES)
+    names = [unprefixed(label(entry)) for entry in records]
+    strategy = _longest("strategy", names, width - _FIGURES)
     table.add_column("strategy", min_width=strategy, no_wrap=True)
     for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
     best, base = _best(records), _base(records)
-    for entry in records:
+    for entry, name in zip(records, names, strict=True):
         marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])])
         style = "bold green" if marked else ""
         cells = _measured(entry, base, "*" if marked else "")
-        table.add_row(broken(label(entry), strategy), *cells, style=style)
+        table.add_row(broken(name, strategy), *cells, style=style)
     return table
 
 

@@ -3,6 +3,9 @@
 One collective brings k, one brings v; there is no overlap and no merge, so the forward error is
 that of a single device. Backward gathers again (only the owner's keys are saved) and returns the
 partial dk and dv with a reduce-scatter, which owners add in rank order.
+
+Tokens are contiguous unless a placement is given, as in `ring`: that is plainest, and a window's or
+a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placement=zigzag`.
 """
 
 from harness.build import KV, KV_GRADS, PlanBuilder, shard_both
@@ -36,7 +39,7 @@ def plan(
 
 STRATEGY = Strategy(
     name="allgather",
-    summary="gather the needed keys, attend once",
+    summary="gather the needed keys, attend once (Llama 3 with placement=zigzag)",
     paper="Llama 3 (arXiv:2407.21783, section 3.3.2)",
     plan=plan,
     accepts=frozenset({"prune", "placement"}),

@@ -164,7 +164,7 @@ def _one(answer: Explanation, width: int) -> Table:
     table.add_row("query heads", heads, "plan")
     copies = f"{costs.kv_heads_max} at most, {costs.kv_copies:.4g} copies of each on average"
     table.add_row("KV heads", copies, "plan")
-    _volumes(table, costs)
+    _volumes(table, costs, layer=answer.problem.hidden is not None)
     table.add_row("imbalance", f"{costs.imbalance_total:.4f}", "areas: max / mean over ranks")
     table.add_row(
         "imbalance, lockstep",
@@ -210,13 +210,15 @@ def _one(answer: Explanation, width: int) -> Table:
     return table
 
 
-def _volumes(table: Table, costs: Costs) -> None:
+def _volumes(table: Table, costs: Costs, *, layer: bool) -> None:
     rows = (
         ("forward", costs.volume_bytes, costs.closed_form_bytes),
         ("backward", costs.volume_bytes_backward, costs.closed_form_bytes_backward),
     )
     for name, counted, formula in rows:
-        known = "plan; no closed form for this pattern and these lengths and heads"
+        known = "plan; no formula known of this volume for this pattern, lengths and heads"
+        if layer:
+            known = "plan; formulas are of attention alone, not of a layer's volume"
         if formula is not None:
             known = f"plan; closed form gives {_mib(formula)}"
         table.add_row(f"received, {name}", _mib(counted), known)

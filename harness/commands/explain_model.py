@@ -43,6 +43,10 @@ _LEGEND = (
     "heads and own projections, r receive buffers, a accumulators, k kernels and copies, m MLP or "
     "loss"
 )
+_RINGS = (
+    "ring and ring-classic: backward, ring keeps its own keys' gradients at home while others' "
+    "pass by; in ring-classic one set goes all the way round, which takes less memory"
+)
 _COLUMNS = (
     "released: as the released code of the strategy holds memory (* none known: as impl.); impl.: "
     "float32 sums, results and scratch of kernels, the same flags for all; algor.: what the "
@@ -190,6 +194,13 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
         )
     rates = as_run(machine).calibration
     console.print(f"memory: ledger of the plan, scaled, and formulas; s a step: simulated, {rates}")
+    if question.step_tokens is not None:
+        console.print(
+            "s a step: a training step at each row's own longest context, so it compares only rows "
+            "of the same; --seqlen without --max-context gives all rows one"
+        )
+    if {"ring", "ring-classic"} <= {found.name for found in answers}:
+        console.print(_RINGS)
     for found in answers:
         if found.reason is not None:
             console.print(found.reason)

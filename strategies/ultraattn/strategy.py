@@ -16,6 +16,7 @@
 `ultraattn-paper` plans as the public code does (see `Mode.published`).
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -30,6 +31,13 @@ from strategies.ultraattn.others import or_others
 from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both, seconds_of
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
+
+NAMES = ("ultraattn", "ultraattn-paper")
+"""By whether it plans as the public code does."""
+_SEARCHES = (
+    "%s: searches for plans of %d ranks, up to %g s for each distinct tiling and schedule: seconds "
+    "for 8 ranks, half a minute and more for 64; kept for the next time"
+)
 
 
 def plan(
@@ -88,6 +96,8 @@ def _both(
             machine = machine_of(bare, context)
             found = or_others(bare, own, context.others, partial(seconds_of, machine))
         else:
+            name = NAMES[mode.published]
+            logging.getLogger(__name__).info(_SEARCHES, name, bare.cp, mode.seconds)
             found = plan_both(bare, mode, context)
         return {
             direction.value: {"plan": to_json(each.plan), "report": each.report}
@@ -116,7 +126,7 @@ def _both(
 _ACCEPTS = frozenset({"levels", "seconds", "prove"})
 
 STRATEGY = Strategy(
-    name="ultraattn",
+    name=NAMES[False],
     summary="solves for which rank computes each block",
     paper=PAPER,
     plan=plan,
@@ -125,7 +135,7 @@ STRATEGY = Strategy(
 )
 
 PUBLISHED = Strategy(
-    name="ultraattn-paper",
+    name=NAMES[True],
     summary="the same, planned as its public code does",
     paper=PAPER,
     plan=plan_published,

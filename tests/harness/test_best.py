@@ -138,3 +138,25 @@ def test_rows_are_by_degree_length_and_pattern_and_fit_the_terminal() -> None:
         assert max(map(len, text)) <= width
         assert "…" not in "".join(text)
         assert [line.split()[0] for line in text if line.startswith("cp=")] == ["cp=2", "cp=6"]
+
+
+def test_simulated_times_that_may_be_in_another_order_are_counted_as_near() -> None:
+    times = {"ring": 1.0, "usp": 1.0, "grid": 1.06, "owner": 1.2}
+    unknown = [cell(name, F, time_s, where=Where.SIMULATED) for name, time_s in times.items()]
+    best = best_of([[entry] for entry in unknown])
+    assert best is not None
+    assert (best.names, best.near) == (("ring", "usp"), ("grid",))  # 6 % of the 10 allowed
+    assert "ring +1 ~1" in lines(unknown)[4]
+    known = [
+        cell(name, F, time_s, where=Where.SIMULATED, expected_error=0.05)
+        for name, time_s in times.items()
+    ]
+    best = best_of([[entry] for entry in known])
+    assert best is not None
+    assert best.near == ()
+
+
+def test_measured_times_are_judged_by_their_spread_alone() -> None:
+    best = best_of([[cell("ring", F, 1.0)], [cell("usp", F, 1.05)]])
+    assert best is not None
+    assert best.near == ()

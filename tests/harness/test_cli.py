@@ -1,6 +1,7 @@
 """The command line: wrong calls answered in a line, and errors in a user's words."""
 
 import errno
+import logging
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from harness import cli
 from harness.commands import explain
 from harness.errors import MeasurementError, told
+from strategies.ultraattn import strategy as ultraattn
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
@@ -158,3 +160,16 @@ def test_help_fits_80_columns_and_its_commands_can_be_copied(
         words = shlex.split(command, comments=True)
         assert words[:3] == ["python", "-m", "harness"]
         cli.parser().parse_args(words[3:])
+
+
+def test_a_search_is_announced_once_and_a_kept_plan_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    words = ["simulate", "--strategy", "ultraattn:seconds=0.02", "--cp", "2", "--seqlen", "130"]
+    for said in (1, 0):
+        ultraattn._both.cache_clear()
+        assert cli.main([*words, "--heads-q", "3"]) == 0
+        text = " ".join(capsys.readouterr().err.split())
+        assert text.count("ultraattn: searches for plans of 2 ranks, up to 0.02 s") == said
+    assert not logging.getLogger("strategies").handlers

@@ -205,6 +205,14 @@ def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there()
     assert "see also" not in flat(printed([entry("owner", None), entry("peer:x/y", 2.0)], 80))
 
 
+def test_others_code_stands_unbroken_in_80_columns_and_its_dashes_are_explained() -> None:
+    longest = measured("peer:ring-flash-attn/zigzag", "star", 1.0)
+    text = printed([measured("ring", "star", 1.0), longest], 80)
+    assert any(line.startswith("ring-flash-attn/zigzag ") for line in text)
+    assert "others' code, peer:NAME/NAME where a strategy is asked for; —: not known" in flat(text)
+    assert "others' code" not in flat(printed([measured("ring", "star", 1.0)], 80))
+
+
 def test_layers_are_told_from_attention() -> None:
     layer = {**simulated("ring", "star", 1.0), "scope": "layer", "hidden": 96, "rotary": 1e4}
     titles = [

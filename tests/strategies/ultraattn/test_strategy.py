@@ -118,6 +118,17 @@ def test_a_found_remap_leaves_strided_nothing_to_send_between_nodes(nodes: int) 
     assert all(crossing(plan, 8 // nodes) for plan in plain)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("node+node", "'node' is named twice in 'node\\+node'"), ("node+nope", "'nope' is unknown")],
+)
+def test_levels_are_known_and_named_once(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_levels(text)
+    with pytest.raises(ValueError, match=said):
+        strategy(f"ultraattn:levels={text}")
+
+
 def test_without_levels_it_is_the_row_owners_plan() -> None:
     p = problem("causal", 101, cp=4)
     for ours, owners in zip(both("ultraattn:levels=none", p), both("owner", p), strict=True):
