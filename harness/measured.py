@@ -5,7 +5,9 @@ no strategy here plans, and what is known to be wrong or only noise, is skipped 
 
     ultra, manual, one node        grid:rows=Y, as a queue launched ahead; fused by collectives
     ultra, manual, several nodes   grid:rows=Y of nodes, each tile the best grid inside a node
-    ultra, node_tile               every block at the owner of its row
+    ultra, node_tile               every block at the owner of its row; where a pattern joins nodes,
+                                   in the node that the level `node` of ultraattn gives it
+    ultra, device_tile             the plan of ultraattn here against theirs, whose ties are unknown
     ring, zigzag, stripe           the strategy of that name in eager torch
 """
 
@@ -37,6 +39,7 @@ CLUSTERS = {"H800": "h800", "A800": "a800", "A100": "a100", "H100": "h100-hammin
 """Calibration of each GPU label of the tables."""
 
 _EAGER = ("ring", "zigzag", "stripe")
+_SEARCH_S = 1  # CPU seconds per tiling and per schedule of ultraattn
 _PER_CHUNK = 1024  # tokens of the reference problem
 _RAW = {"strided": 16, "global_local": 16, "star": 4, "streaming": 8}  # Source: UltraAttn, tables
 _NOISE_S = 0.3e-3  # below it measured times of this harness repeat only within 14 %
@@ -60,6 +63,7 @@ class Case:
         mode: `normal`, `nocomm` or `nocomp`.
         measured_s: The measured time.
         author_s: The authors' own prediction, if known.
+        levels: Of a plan of `ultraattn`, which of its levels.
     """
 
     gpu: str
@@ -75,6 +79,7 @@ class Case:
     mode: str
     measured_s: float
     author_s: float | None
+    levels: str = ""
 
     @property
     def cp(self) -> int:
@@ -125,7 +130,7 @@ def _refused(case: Case) -> str:
             return f"a grid of {case.rows} rows does not fit {ranks} GPUs or nodes"
         if case.pattern != "full":
             return f"grids of pattern {case.pattern} do not exist here"
-    if case.strategy == "owner" and dense:
+    if case.strategy in ("owner", "ultraattn") and dense:
         return f"allocations of pattern {case.pattern} do not exist here"
     return ""
 
@@ -161,15 +166,16 @@ def _dense(row: Row) -> Case | str:
 
 def _sparse(row: Row) -> Case | str:
     nodes, seqlen = int(row["nodes"]), int(row["S"])
-    pattern = row["pattern"]
+    pattern, levels = row["pattern"], ""
     if row["strategy"] == "ring":
         label = "ring"
-    elif row["allocation"] != "node_tile":
-        return "the allocation of blocks to GPUs is unknown"
-    elif nodes > 1 and pattern != "strided":
-        return "the allocation of blocks to nodes is not planned here"
+    elif row["allocation"] == "device_tile":
+        fused = row["kernel_tile"] == "1"
+        label, levels = "ultraattn", "node+device+schedule" + ("+kernel" if fused else "")
+    elif row["allocation"] == "node_tile":
+        label, levels = "owner", "" if nodes == 1 or pattern == "strided" else "node+schedule"
     else:
-        label = "owner"
+        return f"allocation {row['allocation'] or '(none)'} does not exist here"
     if pattern == "global_local" and nodes == 8 and seqlen < 256 * 1024:
         return "8 nodes, global+local, under 256K: variants differ up to 12.7 times by noise"
     return Case(
@@ -186,6 +192,7 @@ def _sparse(row: Row) -> Case | str:
         mode="normal",
         measured_s=float(row["time_s"]),
         author_s=float(row["author_predicted_s"]) if row["author_predicted_s"] else None,
+        levels=levels,
     )
 
 
@@ -206,6 +213,10 @@ def predict(case: Case, calibration: Calibration, effects: frozenset[Effect] = A
     if case.is_eager:
         return _eager(case, pricer)
     pricer.compute, pricer.transfers = case.mode != "nocomp", case.mode != "nocomm"
+    if case.levels:
+        text = f"ultraattn:levels={case.levels},seconds={_SEARCH_S}"
+        shape = planned(text, case.pattern, case.cp, case.gpus_per_node, case.pass_)
+        return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
     if case.strategy == "owner":
         return _owner(case, pricer)
     fused = case.strategy == "grid-fused"

@@ -42,6 +42,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "sparse.csv").write_text(
         SPARSE
         + "H100,1,8,65536,5,128,1,streaming,fwd,ultra,node_tile,0,bfs,0.004,0.0038,x\n"
+        + "H100,1,2,16384,3,128,1,star,fwd,ultra,device_tile,1,ilp,0.004,0.0038,x\n"
+        + "H100,2,4,65536,3,128,1,global_local,bwd,ultra,node_tile,0,bfs,0.004,,x\n"
+        + "H100,1,8,65536,5,128,1,streaming,fwd,ultra,row_tile,0,bfs,0.004,0.0038,x\n"
         + "H100,1,8,65536,5,128,1,spiral,fwd,ring,,,,0.004,,x\n"
     )
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
@@ -55,7 +58,9 @@ def test_every_row_is_predicted_or_counted_with_its_reason(folder: Path) -> None
     named = {(r["gpu"], r["nodes"], r["pattern"], r["direction"], r["strategy"]): r for r in rows}
     assert set(named) == {
         ("A800", 3, "causal", "bwd", "zigzag"),
+        ("H100", 1, "star", "fwd", "ultraattn"),
         ("H100", 1, "streaming", "fwd", "owner"),
+        ("H100", 2, "global_local", "bwd", "owner"),
         ("H800", 1, "full", "fwd", "grid"),
     }
     grid = named["H800", 1, "full", "fwd", "grid"]
@@ -87,3 +92,20 @@ def test_a_folder_without_tables_is_a_wrong_call(tmp_path: Path) -> None:
 def test_half_of_the_shapes_can_be_left_out(folder: Path) -> None:
     whole, half = (json.loads(run(folder, "--json", *w).stdout) for w in ((), ("--holdout",)))
     assert sum(r["n"] for r in half) < sum(r["n"] for r in whole)
+
+
+def test_how_often_the_predicted_best_is_best_is_counted_by_gpu(tmp_path: Path) -> None:
+    # Zigzag has half of a ring's longest work; the second cell's times say otherwise.
+    row = "A800,1,4,524288,524288,4,128,1,causal,{},{},,,,,normal,{},1,L02\n"
+    told = [("fwd", "ring", 2.0), ("fwd", "zigzag", 1.0), ("bwd", "ring", 1.0)]
+    told += [("bwd", "zigzag", 1.04), ("bwd", "zigzag", 9.0)]
+    (tmp_path / "dense.csv").write_text(DENSE + "".join(row.format(*cell) for cell in told))
+    assert "A800: the best of ring, zigzag and stripe" in run(tmp_path).stdout
+    assert "predicted in 1 of 2 cells" in run(tmp_path).stdout
+    near = run(tmp_path, "--markdown").stdout
+    assert "| A800, 1 | " in near
+    assert "| A800 | 1 | causal | bwd | zigzag | 2 | " in near
+    (tmp_path / "dense.csv").write_text(
+        DENSE + "".join(row.format(*cell) for cell in [*told, ("bwd", "zigzag", 1.02)])
+    )
+    assert "predicted in 2 of 2 cells" in run(tmp_path).stdout
