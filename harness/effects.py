@@ -36,13 +36,13 @@ class Effect(StrEnum):
 ALL = frozenset(Effect)
 
 SAID: dict[Effect, str] = {
-    Effect.HOST: "the host's time for every launch, in eager torch",
+    Effect.HOST: "host time of every launch, in eager torch",
     Effect.BLOCKING: "transfers wait while kernels fill the GPU",
-    Effect.INTERFERENCE: "transfers hold SMs, and are slower beside kernels",
+    Effect.INTERFERENCE: "transfers hold SMs and slow beside kernels",
     Effect.CONTENTION: "a GPU's transfers at once share its links",
     Effect.MERGE: "folding partial results into accumulators",
     Effect.START: "the time until the first kernel runs",
-    Effect.IMBALANCE: "ranks with unequal work: off, all take the mean",
+    Effect.IMBALANCE: "unequal work; off, all ranks take the mean",
 }
 """Each in a few words."""
 

@@ -109,6 +109,16 @@ def test_one_strategy_says_what_it_chose(capsys: pytest.CaptureFixture[str]) -> 
         assert text in " ".join(printed.split())
 
 
+def test_no_formula_is_claimed_or_missed_for_the_volume_of_a_layer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--strategy", "ring", "--cp", "2", "--seqlen", "66", "--heads-q", "6")
+    assert call(*words, "--heads-kv", "2", "--head-dim", "8", "--scope", "layer") == 0
+    text = capsys.readouterr().out
+    assert "formulas are of" in text
+    assert "no formula known" not in text
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("words", [(), ("--strategy", "usp"), ("--strategy", "grid:rows=3")])
 def test_answers_fit_the_terminal_and_nothing_is_cut(

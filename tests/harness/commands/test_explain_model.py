@@ -68,6 +68,8 @@ def test_the_table_has_a_bar_for_each_and_fits_eighty_columns(
     assert re.search(r"^fpdt +4Mh ", printed, re.M)
     assert re.search(r"^grid +\dM\* ", printed, re.M)  # no released code is known
     assert "one limit for all: 74.5 GiB a GPU" in printed.replace("\n", "")
+    said = "s a step: a training step at each row's own longest context"
+    assert said in " ".join(printed.split())
 
 
 def test_at_one_length_there_are_peaks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import pytest
 from harness import cli
 from harness.calibration import FOLDER
 from harness.cluster import CLUSTERS
-from harness.effects import ALL
+from harness.commands.simulate import _NEGATIVE
+from harness.effects import ALL, SAID
 
 SMALL = ("simulate", "--strategy", "zigzag", "--cp", "4", "--seqlen", "8k", "--heads-q", "6")
 
@@ -48,7 +49,22 @@ def test_each_effect_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "expected error" in shown
-    assert all(effect.value in shown for effect in ALL)
+    assert all(f"  {SAID[effect]}\n" in shown for effect in ALL)
+    assert max(map(len, shown.splitlines())) <= 80
+    negative = any(seconds < 0 for seconds in body["adds_s"].values())
+    assert (_NEGATIVE[:40] in " ".join(shown.split())) is negative
+    title = "zigzag causal cp=4 S=8k heads=6/6 D=128 bfloat16 forward\non a800, eager-torch:"
+    assert shown.startswith(title)
+
+
+def test_an_effect_that_makes_a_run_shorter_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--strategy", "usp:4x4", "--cp", "16", "--seqlen", "128k", "--explain"]
+    assert cli.main(["simulate", *words, "--cluster", "h100-hamming", "--json"]) == 0
+    assert min(json.loads(capsys.readouterr().out)["adds_s"].values()) < 0
+    assert cli.main(["simulate", *words, "--cluster", "h100-hamming"]) == 0
+    assert _NEGATIVE in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_datasheet_has_no_effects_to_explain(capsys: pytest.CaptureFixture[str]) -> None:
