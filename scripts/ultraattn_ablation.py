@@ -3,16 +3,19 @@
 PYTHONPATH=. .venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
 
 Levels are added one by one, from row owners without a schedule to all of them; `paper` is
-`ultraattn-paper`, `candidates` all levels with other strategies' plans allowed.
+`ultraattn-paper`, `candidates` all levels with other strategies' plans allowed. With `--rows FILE`
+each job is kept as a line of JSON when it is done, and what the file has is not run again.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import date
 from itertools import pairwise
 from math import exp, log
+from pathlib import Path
 
 from harness.cluster import DEFAULT, cluster
 from harness.contexts import context_on
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--pattern", nargs="+", default=list(PATTERNS))
     parser.add_argument("--cluster", default=DEFAULT)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rows", type=Path, help="file of rows that are done")
     args = parser.parse_args()
     start = time.perf_counter()
     jobs = [
@@ -56,7 +60,16 @@ def main() -> None:
         for heads in args.heads
         for pattern in args.pattern
     ]
-    found = dict(spread(times_of, jobs, jobs=args.jobs, lost=_lost))
+    found: dict[Job, Rows] = {}
+    if args.rows and args.rows.exists():
+        lines = args.rows.read_text(encoding="utf-8").splitlines()
+        found = {tuple(job): rows for job, rows in map(json.loads, lines)}
+    todo = [job for job in jobs if job not in found]
+    for job, rows in spread(times_of, todo, jobs=args.jobs, lost=_lost):
+        found[job] = rows
+        if args.rows:
+            with args.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([job, rows]) + "\n")
     print(f"# What each level adds, simulated on {args.cluster}\n")
     print(
         f"{date.today().isoformat()}; head_dim 128, bfloat16, milliseconds; datasheet speeds "
@@ -69,7 +82,7 @@ def main() -> None:
         for direction, row in found[job].items():
             cells = [job[0], str(job[1]), f"{job[2] // 1024}K", str(job[3]), direction[:3]]
             print("| " + " | ".join([*cells, *map(_shown, row.values())]) + " |")
-    print(f"\n{_summary(found.values())}\n")
+    print(f"\n{_summary([found[job] for job in jobs])}\n")
     print(f"Planned and simulated in {time.perf_counter() - start:.0f} s.", file=sys.stderr)
 
 

@@ -17,6 +17,7 @@ from strategies.ultraattn.coarse import coarsened, refined
 from strategies.ultraattn.partition import MOST_BLOCKS, enumerate_columns, refute
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
+from strategies.ultraattn.walk import Walk
 
 DEFAULT_S = 2.0
 PROOF_S = 60.0
@@ -26,6 +27,7 @@ _NO_ROOM = (
     "{instance.total}; raise the cap, as `grid.instance_of` does"
 )
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
+_WALKS = 4  # times as long as a try of a proof, which seldom ends where a walk is needed
 _COARSE = 0.25  # share of the time that goes to a coarser instance first
 _VOLUME = 0.2  # share of the time that goes to the volume
 
@@ -96,6 +98,7 @@ def assign(
     best = search.best
     source, climbing, slice_s = "bound", True, _FIRST_S
     decider = Decider(instance, seed)
+    walk = Walk(instance, seed, plans) if len(instance.blocks) > MOST_BLOCKS else None
     while best.value > bound:
         if time.process_time() >= end:
             source = "budget"
@@ -106,8 +109,12 @@ def assign(
             continue
         climbing = False
         before, search.best = best.value, best
-        search.run(end, bound)
-        best = better(best, search.best) or best
+        if walk is None:
+            search.run(end, bound)
+        else:
+            walk.best = best
+            walk.run(min(end, time.process_time() + _WALKS * slice_s), bound)
+        best = better(best, search.best if walk is None else walk.best) or best
         if best.value == bound or best.value < before:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)
@@ -117,16 +124,19 @@ def assign(
         elif found is not None:
             best = better(best, judged(instance, found)) or best
         slice_s *= 1.5
-    left = end - time.process_time()
-    least_s = _LEAST_VOLUME_S[prove]
-    share = max(_VOLUME * (time.process_time() - start), least_s)
-    if left > 0:
-        least = least_volume(instance, reach(instance), best.value) or 0
-        search.best = best
-        stop = time.process_time() + min(left, share)
-        search.run(stop, best.value, volume=least + _inside(instance))
-        best = better(best, search.best) or best
+    share = max(_VOLUME * (time.process_time() - start), _LEAST_VOLUME_S[prove])
+    best = _with_less_volume(search, best, min(end, time.process_time() + share))
     return _assigned(instance, best, bound, start, source)
+
+
+def _with_less_volume(search: Search, best: Best, end: float) -> Best:
+    if time.process_time() >= end:
+        return best
+    instance = search.instance
+    least = least_volume(instance, reach(instance), best.value) or 0
+    search.best = best
+    search.run(end, best.value, volume=least + _inside(instance))
+    return better(best, search.best) or best
 
 
 def _grain(instance: Instance) -> int:
