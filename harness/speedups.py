@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.caching import cache_folder
 from harness.calibration import Calibration, plan_class
-from harness.cluster import Runtime, cluster
+from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.config import Config, Where
 from harness.measured import Case, predict
 from harness.predict import ULTRA
@@ -163,6 +163,8 @@ def cells(chosen: Chosen) -> list[Cell]:
     Raises:
         ValueError: Nothing is chosen, or the cluster is not calibrated.
     """
+    if chosen.cluster:
+        _calibrated(chosen.cluster)
     ways: dict[Cell, set[Direction]] = {}
     for table, row, cp, _ in _entries(chosen):
         ways.setdefault(_cell(table, row, cp, chosen), set()).update(_directions(row[1]))
@@ -272,12 +274,7 @@ def times(
     Raises:
         ValueError: The cluster is not calibrated.
     """
-    fitted = cluster(cell.cluster).fitted
-    if fitted is None:
-        raise ValueError(
-            f"cluster ({cell.cluster}) must be calibrated: published times had costs that no "
-            "datasheet has"
-        )
+    fitted = _calibrated(cell.cluster)
     budget = "" if seconds is None else f":seconds={seconds:g}"
     found = {}
     for direction in cell.directions:
@@ -293,6 +290,17 @@ def times(
             error=sum(_error(cell, direction, fitted, eager=eager) for eager in (True, False)),
         )
     return cell, found
+
+
+def _calibrated(name: str) -> Calibration:
+    fitted = cluster(name).fitted
+    if fitted is None:
+        known = ", ".join(other for other, c in CLUSTERS.items() if c.fitted and c.fitted.errors)
+        raise ValueError(
+            f"cluster ({name}) must be calibrated: published times had costs that no datasheet "
+            f"has; choose from {known}"
+        )
+    return fitted
 
 
 def _error(cell: Cell, direction: Direction, fitted: Calibration, *, eager: bool) -> float:

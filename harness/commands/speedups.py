@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.commands.progress import Live
+from harness.commands.progress import Live, wrapped
 from harness.figures import short
 from harness.speedups import Chosen, Speedup, cells, speedups, timed
 
@@ -36,11 +36,11 @@ _LEGEND = (
 def measured_beside(chosen: Chosen, *, jobs: int) -> list[Speedup]:
     """Predict the chosen figures, with progress on stderr."""
     todo = cells(chosen)
-    print(
+    text = (
         f"reproduce: plans {len(todo)} problems with two planners, about 1 to 40 s each with the "
-        "default budget; kept for the next time",
-        file=sys.stderr,
+        "default budget; kept for the next time"
     )
+    print(wrapped(text), file=sys.stderr)
     known = {}
     with Live("reproduce", len(todo)) as live:
         for cell, found in timed(todo, chosen, jobs=jobs):

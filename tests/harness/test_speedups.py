@@ -158,6 +158,10 @@ def test_what_is_not_published_or_not_calibrated_is_a_wrong_call() -> None:
         cells(Chosen(figure="fig12"))
     with pytest.raises(ValueError, match="must be calibrated"):
         times(replace(STAR, cluster="h100-8x8"), seconds=0.05, folder=None)
+    with pytest.raises(ValueError, match="choose from h100-hamming"):
+        cells(Chosen(cluster="h100-8x8"))
+    with pytest.raises(ValueError, match="is unknown"):
+        cells(Chosen(cluster="b200"))
 
 
 def test_flags_of_speedups_are_refused_for_other_papers() -> None:
