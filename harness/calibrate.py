@@ -212,5 +212,8 @@ def empty_cell(cp: int, direction: Direction) -> Config:
 
 def _empty_s(team: Team, direction: Direction) -> float:
     ranks = team.run(rank_job, _TIMEOUT_S, empty_cell(team.cp, direction), 10, 60)
+    refused = [rank.reason for rank in ranks if not isinstance(rank, RankSample)]
+    if refused:
+        raise RuntimeError(f"calibrate: the smallest cell was refused: {refused[0]}")
     samples = [rank.samples_s for rank in ranks if isinstance(rank, RankSample)]
     return float(statistics.median([max(times) for times in zip(*samples, strict=True)]))

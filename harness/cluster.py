@@ -294,7 +294,7 @@ def measured(fitted: Calibration) -> Cluster:
     )
 
 
-_FITTED = ("h100-hamming", "dgx-h100", "h800", "a800", "a100", "h200")
+_FITTED = ("h100-hamming", "dgx-h100", "h800", "a800", "a100", "h200", "local-cpu")
 
 CLUSTERS: Mapping[str, Cluster] = {
     c.name: c

@@ -2,13 +2,22 @@
 
 from functools import lru_cache, partial
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, cluster
+from harness.config import Where
 from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.simulate import simulate
 from harness.strategy import Context
 from harness.verify import verify
 from strategies import strategy
+
+PROCESSES = "local-cpu"
+"""The cluster for which processes on processors plan."""
+
+
+def context_for(where: Where) -> Context | None:
+    """Return the context of plans that run; on GPUs that are not known it is the planner's own."""
+    return context_on(cluster(PROCESSES)) if where in (Where.LOCAL, Where.GLOO) else None
 
 
 @lru_cache(maxsize=32)  # equal machines give one context, by which plans are remembered

@@ -30,7 +30,7 @@ from harness.plan import (
 from harness.problem import Direction
 from harness.residency import Program
 from harness.sizes import leg_bytes, piece_bytes, tile_flops, width
-from harness.skeleton import calls_of
+from harness.skeleton import calls_on
 
 _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
 
@@ -53,6 +53,7 @@ class Costs:
         self._bytes: dict[Piece, int] = {}
         self._fitted: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], float] = {}
         self._calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._calls_of = calls_on(cluster.fitted)
         self._links = {kind: cluster.link(kind) for kind in LinkClass}
 
     def compute_s(self, index: int) -> float:
@@ -230,7 +231,7 @@ class Costs:
                     head_dim=problem.head_dim,
                     delta_given=delta,
                 )
-                for call in calls_of(self.plan, tile)
+                for call in self._calls_of(self.plan, tile)
             )
         return self._fitted[key]
 

@@ -22,7 +22,7 @@ from harness.execute import Span, execute
 from harness.layer_check import layer_reference
 from harness.memory import peaks
 from harness.plan import Plan, Resident, Tensor
-from harness.planned import partial_results, planned, roundings_sent
+from harness.planned import partial_results, planned_for, roundings_sent
 from harness.pool import Member
 from harness.problem import Direction, Problem
 from harness.residency import Program
@@ -99,7 +99,7 @@ def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> Ra
     """Run one cell on one rank (a job for a `Team`)."""
     try:
         problem = config.problem
-        plans = planned(problem, config.strategy)
+        plans = planned_for(config)
     except (UnsupportedError, ValueError) as error:
         return Refusal(str(error))
     on_gpu = config.transport is Where.NCCL
@@ -168,7 +168,7 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     Raises:
         ValueError: The bytes that moved are not the plan's.
     """
-    plans = planned(config.problem, config.strategy)
+    plans = planned_for(config)
     program = plans.forward if config.direction is Direction.FORWARD else plans.backward
     sent, _ = planned_traffic(program.plan)
     moved = tuple(rank.sent_bytes for rank in ranks)

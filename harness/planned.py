@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from harness.config import Config
+from harness.contexts import context_for
 from harness.lower import lower
 from harness.plan import Merge, Tensor, Tile
 from harness.problem import Direction, Problem
@@ -32,6 +34,15 @@ def planned(problem: Problem, text: str, context: Context | None = None) -> Plan
     chosen = strategy(text)
     both = (chosen.plan(problem, direction, context) for direction in Direction)
     return Planned(*(verify(plan) for plan in both))
+
+
+def planned_for(config: Config) -> Planned:
+    """Plan and prove what a cell runs, for the machine that runs it.
+
+    Raises:
+        UnsupportedError, PlanError, ValueError: As `planned`.
+    """
+    return planned(config.problem, config.strategy, context_for(config.transport))
 
 
 def roundings_sent(program: Program) -> int:

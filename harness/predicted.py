@@ -15,7 +15,7 @@ from harness.predict import Pricer, convention
 from harness.problem import Direction, Problem
 from harness.residency import Program
 from harness.sizes import leg_bytes
-from harness.skeleton import Call, Calls, Part, Skeleton, calls_of, kernel_calls_of, skeleton
+from harness.skeleton import Call, Part, Skeleton, calls_on, skeleton
 from harness.trace import Source, Span, Stream, Trace, kind_of
 
 _OF_QUEUE = (
@@ -52,14 +52,6 @@ class Trust:
         known = "unknown" if self.expected_error is None else f"{self.expected_error:.0%}"
         where = "inside" if self.inside else "OUTSIDE"
         return f"calibration {self.calibration_id}; {where} its range, expected error {known}"
-
-
-def calls_on(fitted: Calibration) -> Calls:
-    """How tiles become kernel calls on a cluster: as the harness's own kernels take them, or GPUs'.
-
-    A cluster of processors runs the harness's interpreter, which cuts masks that no kernel has.
-    """
-    return calls_of if fitted.on_gpus else kernel_calls_of
 
 
 def skeleton_on(

@@ -21,11 +21,12 @@ from harness.counting import ALGORITHM
 from harness.environment import environment
 from harness.errors import HarnessError, UnsupportedError, told
 from harness.memory import ledger
-from harness.predicted import calls_on, exposed_s, lower_bound_s, pricer, trust
+from harness.predicted import exposed_s, lower_bound_s, pricer, trust
 from harness.records import Record
 from harness.residency import Program
 from harness.simulate import simulate
 from harness.sizes import problem_flops, traffic
+from harness.skeleton import calls_on
 from harness.streams import work_of
 from harness.structure import Structure, planned_at, searches, structure_of
 from harness.verify import verify

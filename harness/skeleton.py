@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from harness.calibration import Calibration
 from harness.dynamics import Job
 from harness.lower import lower
 from harness.maskkind import MaskKind
@@ -338,6 +339,14 @@ def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
         shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
         calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
     return tuple(calls)
+
+
+def calls_on(fitted: Calibration | None) -> Calls:
+    """How tiles become kernel calls on a cluster: as the harness's own kernels take them, or GPUs'.
+
+    A cluster of processors runs the harness's interpreter, which cuts masks that no kernel has.
+    """
+    return calls_of if fitted is None or fitted.on_gpus else kernel_calls_of
 
 
 def kernel_calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:

@@ -31,7 +31,7 @@ from harness.stream_lists import (
     samples,
     strong_tail,
 )
-from harness.taskgraph import TaskGraph, graph_of
+from harness.taskgraph import TaskGraph, graph_of, issued_ahead
 
 if TYPE_CHECKING:
     from pyscipopt import Model, Variable
@@ -145,7 +145,7 @@ def schedule_streams(
     given_s = _makespan_s(graph, given)
     if method in (Method.BEST, Method.LISTS) and given_s <= makespan_s:
         order, makespan_s = given, given_s
-    better = plan if order == given else reordered(plan, order)
+    better = plan if order == given else reordered(plan, issued_ahead(graph, order))
     return StreamSchedule(
         scheduled=in_plan_order(better),
         makespan_s=makespan_s,

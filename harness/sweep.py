@@ -26,7 +26,7 @@ from harness.peer import is_peer
 from harness.peers.judge import errors_of
 from harness.peers.run import PeerRun, peer_job, refusal
 from harness.plan import Plan
-from harness.planned import planned
+from harness.planned import planned_for
 from harness.pool import Failure, Member, Team, WorkerError
 from harness.problem import Direction
 from harness.records import Record
@@ -242,7 +242,7 @@ def _judged(
 
 def plan_of(config: Config) -> Plan:
     """The plan that a cell runs."""
-    both = planned(config.problem, config.strategy)
+    both = planned_for(config)
     return (both.forward if config.direction is Direction.FORWARD else both.backward).plan
 
 

@@ -6,6 +6,7 @@ uses, for as long as the busiest. So times equal the simulator's where a plan ha
 and are close with them.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -15,7 +16,8 @@ from math import inf
 from harness.cluster import Cluster, Runtime
 from harness.dependencies import needs, resolved, topological
 from harness.plan import Collective, Plan, Transfer
-from harness.streams import work_of
+from harness.streams import stream_of, work_of
+from harness.trace import Stream
 
 _ROUNDS = 64
 """Times that a start may change in one update before it must be going round in a circle."""
@@ -62,6 +64,42 @@ def graph_of(plan: Plan, cluster: Cluster) -> TaskGraph:
         streams[task] = tuple(sorted(ports))
     moves = [isinstance(task, Transfer | Collective) for task in plan.tasks]
     return TaskGraph(seconds, lags, streams, needs(plan), moves)
+
+
+def issued_ahead(graph: TaskGraph, order: Sequence[int]) -> list[int]:
+    """Let whoever computes while a transfer begins issue it before, not after, that computation.
+
+    Streams keep their order, so on streams that run beside one another no time changes. Where one
+    thread issues and computes, as on a CPU, a transfer no longer waits for a kernel to return; its
+    buffer is held for as much longer.
+
+    Args:
+        graph: Tasks.
+        order: All of them, in an order that respects `after`.
+    """
+    starts, ends = [0.0] * len(order), [0.0] * len(order)
+    before = [list(earlier) for earlier in graph.after]
+    latest: dict[int, int] = {}
+    computing: dict[int, list[int]] = {}  # rank -> its computations, in order
+    for task in order:
+        ready = max((ends[first] for first in graph.after[task]), default=0.0) + graph.lags[task]
+        in_line = [latest[stream] for stream in graph.streams[task] if stream in latest]
+        starts[task] = max([ready, *(ends[first] for first in in_line)])
+        ends[task] = starts[task] + graph.seconds[task]
+        before[task] += in_line
+        for stream in graph.streams[task]:
+            latest[stream] = task
+            rank, kind = stream_of(stream)
+            if kind is Stream.COMPUTE:
+                computing.setdefault(rank, []).append(task)
+    keys = [(start, not moves) for start, moves in zip(starts, graph.moves, strict=True)]
+    for task, moves in enumerate(graph.moves):
+        for rank in {stream_of(stream)[0] for stream in graph.streams[task]} if moves else ():
+            line = computing.get(rank, [])
+            at = bisect_left(line, starts[task], key=starts.__getitem__) - 1
+            if at >= 0 and ends[line[at]] > starts[task]:
+                keys[task] = min(keys[task], (starts[line[at]], False))
+    return topological(before, keys)
 
 
 class Timeline:

@@ -7,7 +7,7 @@ from harness.environment import cpu_model
 from harness.measure import RankSample, rank_job
 from harness.memory import ledger
 from harness.plan import Tile
-from harness.planned import planned
+from harness.planned import planned_for
 from harness.problem import Direction
 from harness.sizes import tile_flops
 from harness.sweep import Crew
@@ -47,7 +47,7 @@ def traced(config: Config, crew: Crew, timeout_s: float) -> Traced:
         ValueError: It is too large to be run here.
         WorkerError: A rank failed.
     """
-    plans = planned(config.problem, config.strategy)
+    plans = planned_for(config)
     program = plans.forward if config.direction is Direction.FORWARD else plans.backward
     plan = program.plan
     flops = sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))

@@ -27,7 +27,7 @@ from harness.check import inputs_of, start
 from harness.commands.arguments import choice, count, dtype, heads, length, listed
 from harness.config import Config, Where
 from harness.execute import execute
-from harness.planned import planned
+from harness.planned import planned_for
 from harness.pool import Member, Team
 from harness.problem import Direction, Dtype
 from harness.transport import GroupTransport
@@ -124,7 +124,7 @@ class Share:
 def rank_shares(member: Member, config: Config, runs: int) -> list[dict[str, float]]:
     """Run one cell several times; seconds of each kind, per run (a job for a `Team`)."""
     problem = config.problem
-    plans = planned(problem, config.strategy)
+    plans = planned_for(config)
     tensors = inputs_of(problem, 0)
     inputs = start(plans.forward.plan, tensors, {}, (member.rank,))
     program = plans.forward
@@ -148,7 +148,7 @@ def rank_shares(member: Member, config: Config, runs: int) -> list[dict[str, flo
 
 def shares(team: Team, config: Config, runs: int) -> Iterator[Share]:
     """Medians of each rank."""
-    both = planned(config.problem, config.strategy)
+    both = planned_for(config)
     program = both.forward if config.direction is Direction.FORWARD else both.backward
     for rank, found in enumerate(team.run(rank_shares, TIMEOUT_S, config, runs)):
         yield Share(

@@ -12,6 +12,7 @@ kernel calls of our busiest rank and nothing else, each on contiguous heads-firs
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -36,6 +37,8 @@ from harness.problem import Dtype, Problem
 from harness.sweep import quantile
 
 WARMUP = 2
+FLOOR_EVERY = 5
+"""The kernels alone are timed in every so-manyth pair: they vary little and take as long."""
 TIMEOUT_S = 1800.0
 BOTH = "forward+backward"
 QKV = (Tensor.Q, Tensor.K, Tensor.V)
@@ -98,7 +101,8 @@ def rank_times(
     """Seconds of ours, the peer and the kernels alone, per pair (a job for a `Team`).
 
     Returns:
-        Per pair, three wall-clock times, then the processor times of the same runs.
+        Per pair, wall-clock times of ours, the peer and the kernels, then processor times of the
+        same runs; NaN where the kernels were not run.
     """
     problem = config.problem
     runs = (
@@ -108,9 +112,10 @@ def rank_times(
     )
     found = []
     for number in range(WARMUP + pairs):
-        times = [0.0] * 2 * len(runs)
+        times = [math.nan] * 2 * len(runs)
         # The first of a pair finds the caches as the other left them, so they take turns.
-        for at in (0, 1, 2) if number % 2 else (1, 0, 2):
+        pair = (0, 1) if number % 2 else (1, 0)
+        for at in (*pair, 2) if number % FLOOR_EVERY == WARMUP else pair:
             dist.barrier()
             begin, busy = time.perf_counter(), time.process_time()
             runs[at]()
@@ -180,7 +185,8 @@ def compare(team: Team, ours: str, theirs: str, config: Config, direction: str, 
     ranks = team.run(rank_times, TIMEOUT_S, ours, theirs, config, direction, pairs)
     slowest = [tuple(map(max, zip(*row, strict=True))) for row in zip(*ranks, strict=True)]
     ratios = [row[0] / row[1] for row in slowest]
-    medians = [statistics.median(times) for times in zip(*slowest, strict=True)]
+    ours_s, peer_s = (statistics.median(row[at] for row in slowest) for at in (0, 1))
+    floor_s = statistics.median(row[2] for row in slowest if not math.isnan(row[2]))
     return Row(
         ours=ours,
         peer=theirs,
@@ -190,11 +196,11 @@ def compare(team: Team, ours: str, theirs: str, config: Config, direction: str, 
         ratio=statistics.median(ratios),
         p20=quantile(ratios, 0.2),
         p80=quantile(ratios, 0.8),
-        floor_ratio=statistics.median(row[0] / row[2] for row in slowest),
+        floor_ratio=ours_s / floor_s,
         cpu_ratio=statistics.median(row[3] / row[4] for row in slowest),
-        ours_s=medians[0],
-        peer_s=medians[1],
-        floor_s=medians[2],
+        ours_s=ours_s,
+        peer_s=peer_s,
+        floor_s=floor_s,
         pairs=len(slowest),
     )
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from harness.commands.arguments import count, dtype, heads, length, listed
 from harness.config import Config, Where
 from harness.execute import execute
 from harness.floor import kernel_calls
-from harness.planned import planned
+from harness.planned import planned_for
 from harness.pool import Member, Team
 from harness.problem import Dtype
 from harness.sweep import quantile
@@ -73,7 +73,7 @@ def rank_times(
     runs = (
         _run(pruned, config, member.rank),
         _run(classic, config, member.rank),
-        kernel_calls(planned(config.problem, pruned).forward, member.rank),
+        kernel_calls(planned_for(replace(config, strategy=pruned)).forward, member.rank),
         _probe(member),
     )
     found = []
@@ -90,7 +90,7 @@ def rank_times(
 
 
 def _run(text: str, config: Config, rank: int) -> Callable[[], None]:
-    program = planned(config.problem, text).forward
+    program = planned_for(replace(config, strategy=text)).forward
     inputs = start(program.plan, inputs_of(config.problem, 0), {}, (rank,))
 
     def run() -> None:
@@ -121,7 +121,10 @@ def compare(team: Team, pruned: str, classic: str, config: Config, pairs: int) -
     medians = [statistics.median(times) for times in zip(*slowest, strict=True)]
     ratios = [other / mine for mine, other, _, _ in slowest]
     sent = [
-        max(planned_traffic(planned(config.problem, name).forward.plan)[0].values(), default=0)
+        max(
+            planned_traffic(planned_for(replace(config, strategy=name)).forward.plan)[0].values(),
+            default=0,
+        )
         for name in (pruned, classic)
     ]
     per_byte = medians[3] / (PROBES * PROBE_BYTES)

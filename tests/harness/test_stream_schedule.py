@@ -33,6 +33,9 @@ from harness.stream_schedule import (
     schedule_streams,
     search,
 )
+from harness.streams import STREAMS
+from harness.taskgraph import TaskGraph, issued_ahead
+from harness.trace import Stream
 from harness.verify import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -278,6 +281,34 @@ def test_a_scheduled_plan_is_proved_and_takes_what_was_promised(
             assert taken_s >= found.bound_s * 0.98
         if method in (Method.BEST, Method.LISTS):
             assert found.makespan_s <= given_s * 1.0001 or name in ("usp:2x3", "allgather")
+
+
+def test_a_transfer_is_issued_before_the_kernel_that_runs_when_it_begins() -> None:
+    compute, sending, receiving = (
+        STREAMS.index(s) for s in (Stream.COMPUTE, Stream.NVLINK_OUT, Stream.NVLINK_IN)
+    )
+    other = len(STREAMS)
+    first, kernel, second, last, there = range(5)
+    graph = TaskGraph(
+        seconds=[2.0, 10.0, 3.0, 4.0, 5.0],
+        lags=[0.0] * 5,
+        streams=[
+            (sending, other + receiving),
+            (compute,),
+            (sending, other + receiving),
+            (sending, other + receiving),  # what the kernel made: it cannot be sent before
+            (other + compute,),
+        ],
+        after=[(), (), (), (kernel,), (second, last)],
+        moves=[True, False, True, True, False],
+    )
+    order = [first, kernel, second, last, there]
+    assert issued_ahead(graph, order) == [first, second, kernel, last, there]
+    line = [first, second, last]  # the kernel of the receiver runs while the second comes
+    graph.streams[kernel] = (other + compute,)
+    graph.after[last] = ()
+    assert [task for task in issued_ahead(graph, order) if task in line] == line
+    assert issued_ahead(graph, order)[:3] == [first, second, last]
 
 
 def test_scheduling_shortens_a_grid_that_stores_its_rows_first() -> None:
