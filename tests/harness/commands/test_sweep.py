@@ -70,7 +70,7 @@ def test_progress_goes_to_stderr_and_stdout_is_pure_json(tmp_path: Path) -> None
 def test_tables_and_summaries_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(tmp_path) == 0
     out = capsys.readouterr()
-    assert "h100-8x8: cp=3 S=96 heads=6/2" in out.out
+    assert "h100-hamming: cp=3 S=96 heads=6/2" in out.out
     assert str(tmp_path) in out.err
     with (tmp_path / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -80,9 +80,9 @@ def test_tables_and_summaries_are_made(tmp_path: Path, capsys: pytest.CaptureFix
     cells = [line for line in text.splitlines() if line.startswith("|")]
     assert len(cells) == 2 + 4
     assert len({line.count("|") for line in cells}) == 1
-    for shown in ("expected_error", "max_rel_error", "best, h100-8x8", "cp=3 S=96 heads=6/2"):
+    for shown in ("expected_error", "max_rel_error", "best, h100-hamming", "cp=3 S=96 heads=6/2"):
         assert shown in text
-    assert "best, h100-8x8" in out.out
+    assert "best, h100-hamming" in out.out
     assert "summary.md" in out.err
 
 
@@ -105,7 +105,7 @@ def test_a_folder_with_records_is_only_written_to_when_resuming(
     assert call(tmp_path) == 0
     before = (tmp_path / FILE).read_bytes()
     assert call(tmp_path) == 2
-    assert "4 records; give --resume" in capsys.readouterr().err
+    assert "4 records; give --resume" in " ".join(capsys.readouterr().err.split())
     assert call(tmp_path, "--resume") == 0
     assert (tmp_path / FILE).read_bytes() == before
     assert call(tmp_path, "--resume", "--seqlen", "96,128") == 0
@@ -119,7 +119,7 @@ def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulated, "verify", fail)
+        patch.setattr(simulated, "predicted", fail)
         assert call(tmp_path) == 1
     assert {record["status"] for record in read_records(tmp_path)} == {"error"}
     assert call(tmp_path, "--resume", "--json") == 0
