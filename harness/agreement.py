@@ -17,6 +17,7 @@ from harness.execute import Run, execute
 from harness.plan import Resident
 from harness.problem import Direction, Problem
 from harness.residency import Program
+from harness.sharding import Sharding
 from harness.sizes import traffic
 from harness.strategy import Chosen, Context
 from harness.transport import GroupTransport, LocalTransport, Transport
@@ -26,8 +27,8 @@ _BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 _MOST_AGREED = 4096
 _T = TypeVar("_T")
 
-Owners = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-"""Per rank the query chunks that it owns, then per rank the key chunks."""
+Owners = tuple[Sharding, Sharding]
+"""Who owns which query tokens, and which key tokens."""
 
 _AGREED: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 """Hashes of the plans that the ranks of a group have compared; gone with the group."""
@@ -49,10 +50,22 @@ def planned(
     context: Context,
     owners: Owners | None = None,
 ) -> Ready:
-    """Plan and verify, once for each problem."""
+    """Plan and verify, once for each problem.
+
+    Raises:
+        PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
+    """
     plan = chosen.plan(problem, direction, context)
+    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
+        raise PlanError(
+            "a plan cuts the sequence as its tokens were dealt",
+            rank=None,
+            task=None,
+            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
+        )
     sent, received = (dict(enumerate(side)) for side in traffic(plan))
-    return Ready(verify(plan, owners), sent, received)
+    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
+    return Ready(verify(plan, owned), sent, received)
 
 
 def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:

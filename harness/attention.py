@@ -79,8 +79,8 @@ class ContextParallel:
 
     @property
     def owners(self) -> Owners:
-        """Per rank the query chunks that it owns, then per rank the key chunks."""
-        return self.queries.owned, self.keys.owned
+        """Who owns which query tokens, and which key tokens."""
+        return self.queries, self.keys
 
     @property
     def positions(self) -> torch.Tensor:

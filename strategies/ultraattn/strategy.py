@@ -24,7 +24,7 @@ from typing import Any
 
 from harness.levels import read_levels
 from harness.plan import Plan, from_json, to_json
-from harness.problem import Direction, Problem
+from harness.problem import Direction, Dtype, Problem
 from harness.strategy import Context, Options, Strategy
 from strategies.ultraattn.kept import Kept, kept, key_of
 from strategies.ultraattn.others import or_others
@@ -72,6 +72,18 @@ def report_published(
     return _both(problem, mode, context, False)[direction].report
 
 
+_USUAL: Mapping[str, Any] = {
+    "head_dim": 128,
+    "head_dim_v": 128,
+    "batch": 1,
+    "dtype": Dtype.BFLOAT16,
+    "round_sent": False,
+    "hidden": None,
+    "rotary": None,
+}
+"""What plans are made for; reports give the seconds of these."""
+
+
 def _mode(options: Options) -> Mode:
     return Mode(
         levels=read_levels(options.levels),
@@ -86,9 +98,10 @@ def _both(
 ) -> Mapping[Direction, Planned]:
     """Return both directions' plans, from what is kept or else made and kept.
 
-    A layer's attention is planned as attention alone is.
+    Tokens are dealt to ranks before anybody knows the precision, width and batch of a call, and
+    whether it is a layer's; so plans must not depend on them, and are made for `_USUAL` ones.
     """
-    bare = replace(problem, hidden=None, rotary=None)
+    bare = replace(problem, **_USUAL)
 
     def make() -> Kept:
         if candidates and context.others is not None:

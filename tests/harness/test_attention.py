@@ -14,6 +14,7 @@ from harness import attention as attention_module
 from harness.attention import ContextParallel, attention, context_parallel, run_all
 from harness.errors import PlanError, UnsupportedError
 from harness.problem import Dtype, Problem
+from harness.sharding import Sharding
 from patterns import make_pattern
 from tests.support import (
     EVERY_STRATEGY,
@@ -305,6 +306,14 @@ def test_a_smaller_group_works_and_others_are_refused() -> None:
     assert torch.equal(first, second)
     assert failures(p, {"out": first}) == []
     assert third == "attention: this process is not a member of the group"
+
+
+def test_a_plan_that_cuts_the_sequence_otherwise_than_it_was_dealt_is_refused() -> None:
+    cp = context_parallel(seqlen=12, heads_q=2, strategy="ring")
+    elsewhere = replace(cp, queries=Sharding((range(5), range(5, 12)), ((0, 1),)))
+    q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
+    with pytest.raises(PlanError, match=r"as its tokens were dealt.*ring forward"):
+        elsewhere.attend(q, k, v)
 
 
 def test_a_shard_of_the_wrong_length_is_refused_by_its_rank() -> None:

@@ -123,7 +123,8 @@ def test_a_wrong_call_ends_all_ranks() -> None:
     done = torchrun(2, "-m", "harness", "sweep", "--cp", "none")
 
     assert done.returncode != 0
-    assert done.stderr.count("`python -m harness sweep --help` shows the flags") == 1
+    said = " ".join(done.stderr.split())
+    assert said.count("`python -m harness sweep --help` shows the flags") == 1
     assert done.stdout == ""
 
 

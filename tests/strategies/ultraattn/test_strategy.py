@@ -58,6 +58,26 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
+@pytest.mark.parametrize("name", ["ultraattn", "ultraattn-paper"])
+@pytest.mark.parametrize("pattern", ["causal", "streaming"])
+def test_plans_do_not_depend_on_what_is_not_known_when_tokens_are_dealt(
+    name: str, pattern: str
+) -> None:
+    usual = Problem(pattern=make_pattern(pattern, 1027), heads_q=6, heads_kv=2, head_dim=128, cp=4)
+    others = {"head_dim": 1, "batch": 2, "dtype": Dtype.FLOAT64, "round_sent": True}
+    for one, other in zip(
+        both(f"{name}:{QUICK}", usual),
+        both(f"{name}:{QUICK}", replace(usual, **others)),
+        strict=True,
+    ):
+        assert (one.q_chunks, one.kv_chunks, one.initial) == (
+            other.q_chunks,
+            other.kv_chunks,
+            other.initial,
+        )
+        assert one.tasks == other.tasks
+
+
 levels = st.sets(st.sampled_from(Level)).map(frozenset).map(spell_levels)
 
 
