@@ -2,6 +2,7 @@
 
 from harness.figures import short
 from harness.problem import Direction, Dtype, Problem
+from patterns import make_pattern
 
 PATTERN = "causal"
 CP = 8
@@ -16,6 +17,26 @@ def heads_of(heads_q: int | None, heads_kv: int | None) -> tuple[int, int]:
     if heads_q is None:
         return HEADS_Q, heads_kv or HEADS_KV
     return heads_q, heads_kv or heads_q
+
+
+def usual(pattern: str, cp: int, seqlen: int, heads_q: int, heads_kv: int = 0) -> Problem:
+    """The problem of these sizes with the usual width, precision and batch.
+
+    Args:
+        pattern: By name, as `make_pattern` takes it.
+        cp: Ranks.
+        seqlen: Queries, and keys.
+        heads_q: Query heads.
+        heads_kv: KV heads; 0 for as many as query heads.
+    """
+    return Problem(
+        pattern=make_pattern(pattern, seqlen),
+        heads_q=heads_q,
+        heads_kv=heads_kv or heads_q,
+        head_dim=HEAD_DIM,
+        dtype=DTYPE,
+        cp=cp,
+    )
 
 
 def named(strategy: str, problem: Problem, direction: Direction) -> str:

@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhe
 
 from harness.calibration import calibration
 from harness.commands.arguments import count, listed
+from harness.defaults import usual
 from harness.predicted import pricer, skeleton_on
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction
 from harness.residency import without_collection
 from harness.strategy import Context
 from harness.verify import verify
-from patterns import make_pattern
 from strategies import strategy
 
 _PER_RANK = 16384
@@ -52,14 +52,7 @@ def main() -> None:
 def measured(name: str, pattern: str, cp: int) -> str:
     """One line of the table."""
     fitted = calibration("h100-hamming")
-    problem = Problem(
-        pattern=make_pattern(pattern, cp * _PER_RANK),
-        heads_q=32,
-        heads_kv=8,
-        head_dim=128,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-    )
+    problem = usual(pattern, cp, cp * _PER_RANK, 32, 8)
     marks = [time.process_time()]
     with without_collection():
         plan = strategy(name).plan(problem, Direction.FORWARD, Context())

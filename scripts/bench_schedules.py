@@ -12,13 +12,13 @@ from datetime import date
 from math import exp, log
 from typing import NamedTuple
 
-from harness.cluster import DEFAULT, Cluster, cluster
+from harness.cluster import Cluster, cluster
 from harness.contexts import context_on
+from harness.defaults import usual
 from harness.plan import Plan
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction
 from harness.stream_schedule import Method, schedule_streams
 from harness.workers import spread
-from patterns import make_pattern
 from strategies import strategy
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seqlen", type=int, default=131072)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=2.0, help="of the search, per graph")
-    parser.add_argument("--cluster", default=DEFAULT)
+    parser.add_argument("--cluster", default="h100-8x8")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     print(f"# Stream schedules, {args.cluster}\n")
@@ -95,7 +95,7 @@ def main() -> None:
 def row_of(job: Job) -> tuple[Job, tuple[str, Times]]:
     """Plan a job without a schedule, and schedule it by all methods."""
     machine = cluster(job.cluster)
-    problem = _problem(job.pattern, job.seqlen, job.heads, job.cp)
+    problem = usual(job.pattern, job.cp, job.seqlen, job.heads)
     chosen = strategy("ultraattn:levels=remap+node+device+kernel")
     plan = chosen.plan(problem, job.direction, context_on(machine))
     return job, _row([job.pattern, str(job.cp), job.direction[:3]], plan, machine, job.seconds)
@@ -106,20 +106,9 @@ def _lost(job: Job) -> tuple[Job, tuple[str, Times]]:
 
 
 def _large(seqlen: int, heads: int, machine: Cluster) -> tuple[str, int]:
-    problem = _problem("full", seqlen, heads, 64)
+    problem = usual("full", 64, seqlen, heads)
     plan = strategy("owner").plan(problem, Direction.BACKWARD, context_on(machine))
     return _row(["full, owner", "64", "bac"], plan, machine, 20.0)[0], len(plan.tasks)
-
-
-def _problem(pattern: str, seqlen: int, heads: int, cp: int) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads,
-        heads_kv=heads,
-        head_dim=128,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-    )
 
 
 def _row(names: list[str], plan: Plan, machine: Cluster, seconds: float) -> tuple[str, Times]:

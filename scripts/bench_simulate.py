@@ -10,11 +10,11 @@ import time
 from harness.bounds import bounds
 from harness.cluster import cluster
 from harness.commands.arguments import count, length
-from harness.problem import Direction, Dtype, Problem
+from harness.defaults import usual
+from harness.problem import Direction
 from harness.simulate import simulate
 from harness.strategy import Context
 from harness.verify import verify
-from patterns import make_pattern
 from strategies import STRATEGIES, strategy
 
 _REPEATS = 3
@@ -27,14 +27,7 @@ def main() -> None:
     parser.add_argument("--cp", type=count, default=64)
     parser.add_argument("--seqlen", type=length, default=length("512k"))
     args = parser.parse_args()
-    problem = Problem(
-        pattern=make_pattern(args.pattern, args.seqlen),
-        heads_q=64,
-        heads_kv=64,
-        head_dim=128,
-        dtype=Dtype.BFLOAT16,
-        cp=args.cp,
-    )
+    problem = usual(args.pattern, args.cp, args.seqlen, 64)
     machine = cluster()
     print(
         f"{'strategy':<14}{'direction':<10}{'tasks':>7}{'verify s':>10}{'simulate s':>12}", end=""

@@ -17,12 +17,12 @@ from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
-from harness.cluster import DEFAULT, cluster
+from harness.cluster import cluster
 from harness.contexts import context_on
+from harness.defaults import usual
 from harness.errors import UnsupportedError
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction
 from harness.workers import spread
-from patterns import make_pattern
 from strategies import strategy
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seqlen", type=int, nargs="+", default=[131072])
     parser.add_argument("--heads", type=int, nargs="+", default=[32])
     parser.add_argument("--pattern", nargs="+", default=list(PATTERNS))
-    parser.add_argument("--cluster", default=DEFAULT)
+    parser.add_argument("--cluster", default="h100-8x8")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=Path, help="file of rows that are done")
     args = parser.parse_args()
@@ -92,14 +92,7 @@ def times_of(job: Job) -> tuple[Job, Rows]:
     machine = cluster(machine_name)
     context = context_on(machine)
     assert context.evaluate is not None
-    problem = Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads,
-        heads_kv=heads,
-        head_dim=128,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-    )
+    problem = usual(pattern, cp, seqlen, heads)
     texts = {
         **{name: f"ultraattn:{options}" for name, options in ADDED.items()},
         "paper": "ultraattn-paper",

@@ -18,14 +18,15 @@ from math import exp, log
 from pathlib import Path
 from typing import TypedDict
 
-from harness.cluster import DEFAULT, cluster
+from harness.cluster import cluster
 from harness.contexts import context_on
+from harness.defaults import usual
 from harness.errors import UnsupportedError
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction
 from harness.workers import spread
-from patterns import make_pattern
 from strategies import strategy
 
+CLUSTER = "h100-8x8"
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")
 RINGS = ("ring", "zigzag", "stripe")
 OWN, OTHERS = "ultraattn", "ultraattn:candidates=true"
@@ -76,16 +77,9 @@ def _job(row: Row) -> Job:
 def row_of(job: Job) -> Row:
     """Plan and simulate a job with all strategies, in both directions."""
     pattern, cp, seqlen, heads = job
-    context = context_on(cluster(DEFAULT))
+    context = context_on(cluster(CLUSTER))
     assert context.evaluate is not None
-    problem = Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads,
-        heads_kv=heads,
-        head_dim=128,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-    )
+    problem = usual(pattern, cp, seqlen, heads)
     found: Row = {"job": job, "seconds": {}, "taken": {}}
     for direction in Direction:
         times = found["seconds"][direction.value] = {}
@@ -106,7 +100,7 @@ def _lost(job: Job) -> Row:
 
 
 def _print(rows: Sequence[Row]) -> int:
-    print(f"# UltraAttn's plans, simulated on {DEFAULT}\n")
+    print(f"# UltraAttn's plans, simulated on {CLUSTER}\n")
     print(
         f"{date.today().isoformat()}; datasheet speeds, not calibrated; head_dim 128, bfloat16; "
         "`ultraattn` with its default budget.\nNumbers under a strategy say how many times as long "

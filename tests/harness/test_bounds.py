@@ -37,14 +37,14 @@ def planned(name: str, p: Problem, direction: Direction = Direction.FORWARD) -> 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_every_strategy_has_the_same_balanced_bound(pattern: str, direction: Direction) -> None:
     p = problem(pattern)
-    expected = problem_bound_s(p, direction, cluster())
+    expected = problem_bound_s(p, direction, cluster("h100-8x8"))
     products = 2 if direction is Direction.FORWARD else 5
     flops = p.pattern.total_area * 8 * products * 2 * 64
     speed = 989.4e12 * (0.42 if direction is Direction.FORWARD else 0.35)
 
     assert expected == pytest.approx(flops / speed / 8, rel=1e-12)
     for name in map(quick, STRATEGIES):
-        limits = bounds(planned(name, p, direction), cluster())
+        limits = bounds(planned(name, p, direction), cluster("h100-8x8"))
         assert limits.balanced_s == pytest.approx(expected, rel=1e-12), name
         assert limits.balanced_s <= limits.compute_s
 
@@ -83,16 +83,18 @@ def test_bounds_of_a_ring_by_hand() -> None:
 
 def test_one_rank_reaches_its_bound() -> None:
     program = planned("ring", problem(cp=1))
-    limits = bounds(program, cluster())
+    limits = bounds(program, cluster("h100-8x8"))
 
-    assert simulate(program, cluster()).makespan_s == pytest.approx(limits.bound_s, rel=1e-12)
+    assert simulate(program, cluster("h100-8x8")).makespan_s == pytest.approx(
+        limits.bound_s, rel=1e-12
+    )
     assert limits.serial_s == pytest.approx(limits.bound_s, rel=1e-12)
     assert limits.links_s == {}
 
 
 def test_the_hosts_launches_count_in_the_eager_runtime() -> None:
     program = planned("ring", problem(cp=4, seqlen=64))
-    graph, eager = (bounds(program, cluster(), runtime) for runtime in Runtime)
+    graph, eager = (bounds(program, cluster("h100-8x8"), runtime) for runtime in Runtime)
 
     assert eager.critical_path_s > graph.critical_path_s
     assert eager.serial_s > graph.serial_s

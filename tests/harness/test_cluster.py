@@ -16,12 +16,12 @@ from harness.problem import Direction, Dtype
 def test_the_default_is_eight_nodes_of_eight_gpus() -> None:
     c = cluster()
 
-    assert (c.name, next(iter(CLUSTERS)), c.gpus) == (DEFAULT, "h100-8x8", 64)
+    assert (c.name, next(iter(CLUSTERS)), c.gpus) == (DEFAULT, "h100-hamming", 64)
     assert (c.nodes, c.gpus_per_node, cluster("h100-1x8").gpus) == (8, 8, 8)
 
 
 def test_presets_have_the_datasheet_numbers() -> None:
-    c = cluster()
+    c = cluster("h100-8x8")
 
     assert c.nvlink.bandwidth_bytes_per_s == 450e9
     assert c.nic.bandwidth_bytes_per_s * 8 == 400e9
@@ -67,7 +67,7 @@ def test_more_ranks_than_gpus_are_refused_with_a_way_out() -> None:
     with pytest.raises(UnsupportedError, match=r"cp \(9\) must not exceed its 8 GPUs") as caught:
         cluster("h100-1x8").require(9)
 
-    assert caught.value.nearest[0] == "--cluster h100-8x8"
+    assert caught.value.nearest[0] == "--cluster h100-hamming"
     assert "--cluster dgx-h100" not in caught.value.nearest
     assert caught.value.nearest[-1] == "cp 8"
 

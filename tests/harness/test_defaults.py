@@ -5,7 +5,7 @@ import pytest
 from harness import cli
 from harness.cluster import DEFAULT
 from harness.commands.arguments import problem_of
-from harness.defaults import heads_of, named
+from harness.defaults import CP, PATTERN, SEQLEN, heads_of, named, usual
 from harness.problem import Direction, Dtype, Problem
 from harness.suite import Mode, Part
 from patterns import make_pattern
@@ -15,7 +15,7 @@ from patterns import make_pattern
 def test_every_verb_means_the_problem_that_a_sweep_means(verb: str) -> None:
     args = cli.parser().parse_args([verb])
     (cell,) = {cell.problem for cell in Part(mode=Mode.SIMULATE, strategies=("ring",)).cells()}
-    assert problem_of(args) == cell
+    assert problem_of(args) == cell == usual(PATTERN, CP, SEQLEN, 32, 8)
     if verb != "explain":
         assert args.cluster == DEFAULT == Part(mode=Mode.SIMULATE).cluster[0]
 

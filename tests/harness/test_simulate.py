@@ -357,7 +357,7 @@ def test_zigzag_beats_ring_on_causal(cp: int, direction: Direction) -> None:
     ring, zigzag = (
         simulate(
             planned(name, "causal", 1 << 19, cp, heads=32, head_dim=128, direction=direction),
-            cluster(),
+            cluster("h100-8x8"),
         )
         for name in ("ring", "zigzag")
     )
@@ -371,7 +371,7 @@ def test_zigzag_beats_ring_on_causal(cp: int, direction: Direction) -> None:
 def test_contiguous_causal_allgather_takes_twice_its_share(cp: int, imbalance: float) -> None:
     """The last of cp ranks has cp - 1/2 of the blocks, the mean is cp / 2."""
     contiguous, zigzag = (
-        simulate(planned(name, "causal", 1 << 19, cp, heads=32, head_dim=128), cluster())
+        simulate(planned(name, "causal", 1 << 19, cp, heads=32, head_dim=128), cluster("h100-8x8"))
         for name in ("allgather", "allgather:placement=zigzag")
     )
     slowest = [
@@ -415,7 +415,7 @@ def test_the_overlap_rule_holds_on_the_preset_too() -> None:
 
     def exposed(block: int) -> float:
         program = planned("ring", "full", 8 * block, 8, heads=32, head_dim=128)
-        return simulate(program, cluster()).exposed_comm_max_s
+        return simulate(program, cluster("h100-8x8")).exposed_comm_max_s
 
     assert exposed(2 * 923) == 0.0
     assert exposed(923 // 2) > 0.0

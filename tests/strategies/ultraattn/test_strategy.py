@@ -112,12 +112,12 @@ def large(pattern: str, cp: int, heads: int = 2) -> Problem:
 
 
 def seconds(plan: Plan) -> float:
-    return simulate(verify(plan), cluster()).makespan_s
+    return simulate(verify(plan), cluster("h100-8x8")).makespan_s
 
 
 @pytest.mark.parametrize(("pattern", "cp"), [("star", 8), ("causal", 16)])
 def test_it_is_no_slower_than_row_owners(pattern: str, cp: int) -> None:
-    p, context = large(pattern, cp), context_on(cluster())
+    p, context = large(pattern, cp), context_on(cluster("h100-8x8"))
     for direction in Direction:
         ours = strategy("ultraattn:seconds=0.1").plan(p, direction, context)
         assert seconds(ours) <= seconds(strategy("owner").plan(p, direction, context))
@@ -156,7 +156,7 @@ def test_without_levels_it_is_the_row_owners_plan() -> None:
 
 
 def test_its_report_names_what_each_level_came_to() -> None:
-    p, context = large("causal", 16), context_on(cluster())
+    p, context = large("causal", 16), context_on(cluster("h100-8x8"))
     chosen = strategy(f"ultraattn:{QUICK}")
     report = chosen.strategy.report
     assert report is not None
@@ -170,7 +170,7 @@ def test_its_report_names_what_each_level_came_to() -> None:
 
 @pytest.mark.parametrize("pattern", ["full", "global_local"])
 def test_with_candidates_no_direction_is_slower_than_a_ring(pattern: str) -> None:
-    p, context = large(pattern, 8, heads=8), context_on(cluster())
+    p, context = large(pattern, 8, heads=8), context_on(cluster("h100-8x8"))
     text = f"ultraattn:{QUICK},candidates=true"
     chosen = strategy(text)
     report = chosen.strategy.report
@@ -186,7 +186,7 @@ def test_with_candidates_no_direction_is_slower_than_a_ring(pattern: str) -> Non
 @pytest.mark.parametrize("pattern", ["causal", "star"])
 def test_its_own_plans_keep_up_with_rows_dealt_as_a_stripe(pattern: str) -> None:
     """Small shapes, where what a tiling saves is less than what its smaller kernels cost."""
-    p, context = large(pattern, 8, heads=1), context_on(cluster())
+    p, context = large(pattern, 8, heads=1), context_on(cluster("h100-8x8"))
     ours = both(f"ultraattn:{QUICK}", p, context)
     dealt = both("owner:placement=stripe", p, context)
     for mine, simple in zip(ours, dealt, strict=True):
