@@ -24,7 +24,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has 
     """
 
     def __init__(self, cp: int, inputs: Mapping[Place, Iterable[torch.Tensor]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: no annotations
         self.live = {Place(rank, memory): 0 for memory in Memory for rank in range(cp)}
         self.peak = dict(self.live)
         self._place = Place(0)

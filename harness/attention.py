@@ -172,7 +172,7 @@ class ContextParallel:
         """
         _refuse(dropout_p)
         problem = self._problem(q, k, v)
-        out: torch.Tensor = _Attention.apply(q, k, v, _Call(self, problem))  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Attention.apply(q, k, v, _Call(self, problem))  # type: ignore[no-untyped-call]  # torch: no annotations
         return out
 
     def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:

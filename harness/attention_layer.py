@@ -62,7 +62,7 @@ def attention_layer(
         PlanError: The ranks plan different things.
     """
     problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
-    y: torch.Tensor = _Layer.apply(x, _Call(cp, problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = _Layer.apply(x, _Call(cp, problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
     return y
 
 

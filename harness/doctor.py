@@ -177,5 +177,5 @@ def _nccl() -> Finding:
         return Finding("NCCL", State.MISSING, "this torch has none", serves, remedy)
     if not torch.cuda.is_available():
         return Finding("NCCL", State.MISSING, "no CUDA device", serves, remedy)
-    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch: no annotations
     return Finding("NCCL", State.OK, version, serves)

@@ -171,7 +171,7 @@ class _Clock:
 
     @staticmethod
     def _event() -> "torch.cuda.Event":
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch: no annotations
         event.record()
         return event
 

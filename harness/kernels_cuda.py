@@ -270,7 +270,7 @@ def flash_attn_adapter(module: str) -> Flash:
     return Flash(forward=forward, backward=backward)
 
 
-def _torch_op(name: str) -> Any:  # noqa: ANN401  torch types its own operators so
+def _torch_op(name: str) -> Any:  # noqa: ANN401  # torch types its own operators so
     if not hasattr(torch.ops.aten, name):
         msg = f"this torch has no aten::{name}"
         raise UnsupportedError(msg)

@@ -64,7 +64,7 @@ class Box:
         """Whether a value is there, whole."""
         return bool(self._store.check([key]))
 
-    def take(self, key: str, *, keep: bool = False) -> Any:  # noqa: ANN401  any job's answer
+    def take(self, key: str, *, keep: bool = False) -> Any:  # noqa: ANN401  # any job's answer
         """Return a value that is there, and remove it."""
         count = int(self._store.get(key))
         data = b"".join(self._store.get(f"{key}/{number}") for number in range(count))
@@ -251,7 +251,7 @@ class Launch:
         """Which of the first cp ranks did not come back from a job."""
         return sorted(rank for rank in self._lost if rank < cp)
 
-    def order(self, cp: int, threads: int, timeout_s: float, call: tuple[Any, Any, Any]) -> Any:  # noqa: ANN401
+    def order(self, cp: int, threads: int, timeout_s: float, call: tuple[Any, Any, Any]) -> Any:  # noqa: ANN401  # as above
         """Give the first cp ranks a job and collect what it returned, by rank.
 
         Raises:

@@ -153,11 +153,11 @@ def model(text: str) -> Model:
     names = [field.name for field in fields(Model)][1:]
     whole = {name: value if name == "rotary" else int(value) for name, value in values.items()}
     if first:
-        return replace(MODELS[first], name=text, **whole)  # type: ignore[arg-type]
+        return replace(MODELS[first], name=text, **whole)  # type: ignore[arg-type]  # by field
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"model ({text}) lacks {', '.join(missing)}; start it with a name instead")
-    return Model(name=text, **whole)  # type: ignore[arg-type]
+    return Model(name=text, **whole)  # type: ignore[arg-type]  # by field
 
 
 _KEYS = ("hidden", "layers", "heads", "head_dim", "ffn", "vocab", "rotary")

@@ -263,7 +263,7 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
             f"{', '.join(f'{name}=' for name in _EVERYBODY)}; `list` has their values"
         )
     try:
-        return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]
+        return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]  # read by key
     except ValueError as error:
         raise ValueError(f"{strategy.name}: {key} ({value}): {error}") from None
 

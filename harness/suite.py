@@ -130,7 +130,8 @@ Overrides = Mapping[str, Sequence[object]]
 def override(part: Part, values: Overrides) -> Part:
     """Replace the axes of a part that the user named."""
     known = {item.name for item in fields(Part)}
-    return replace(part, **{k: tuple(v) for k, v in values.items() if k in known})  # type: ignore[arg-type]
+    axes = {key: tuple(each) for key, each in values.items() if key in known}
+    return replace(part, **axes)  # type: ignore[arg-type]  # the command line read each
 
 
 def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:

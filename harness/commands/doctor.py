@@ -69,7 +69,7 @@ def _shown(facts: Mapping[str, object]) -> list[tuple[str, object]]:
     assert isinstance(total, int)
     assert isinstance(free, int)
     assert isinstance(variables, Mapping)
-    state = {True: ", with changes", False: "", None: ""}[facts["dirty"]]  # type: ignore[index]
+    state = ", with changes" if facts["dirty"] else ""
     rows: list[tuple[str, object]] = [
         ("python", f"{facts['python']} on {facts['system']}"),
         ("processor", f"{facts['cpu']}, {facts['cores']} cores for this process"),

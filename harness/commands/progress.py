@@ -46,7 +46,7 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         """Let the command line see it: leaving early is no failure of the work."""
-        raise  # noqa: PLE0704  rich calls this from its handler
+        raise  # noqa: PLE0704  # rich calls this from its handler
 
 
 class Live:

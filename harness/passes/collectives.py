@@ -77,13 +77,14 @@ def candidates(scene: Scene) -> Iterator[Candidate]:
             kinds.setdefault((tensors, not scene.graph.after[index]), []).append(index)
     for (_, early), indices in kinds.items():
         for members in _groups(scene.plan, indices):
-            moves = [scene.plan.tasks[index] for index in members]
-            task = together([move for move in moves if isinstance(move, Transfer)])
+            tasks = [scene.plan.tasks[index] for index in members]
+            moves = [task for task in tasks if isinstance(task, Transfer)]
+            task = together(moves)
             ports: dict[int, float] = {}
-            for index in members:
-                leg = scene.plan.tasks[index].leg  # type: ignore[union-attr]
+            for index, move in zip(members, moves, strict=True):
                 for stream in scene.graph.streams[index]:
-                    ports[stream] = ports.get(stream, 0.0) + scene.costs.collective_leg_s(leg)
+                    leg_s = scene.costs.collective_leg_s(move.leg)
+                    ports[stream] = ports.get(stream, 0.0) + leg_s
             seconds, lag_s = max(ports.values()), scene.costs.collective_start_s(task)
             busy: dict[int, float] = {}
             for index in members:

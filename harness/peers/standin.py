@@ -183,7 +183,7 @@ def flash_attn_func(
     del deterministic
     _refuse(dropout_p, window_size, softcap, alibi_slopes, return_attn_probs)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    out: Tensor = _Attention.apply(q, k, v, scale, causal)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(q, k, v, scale, causal)  # type: ignore[no-untyped-call]  # torch: no annotations
     return out
 
 

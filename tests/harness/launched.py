@@ -58,7 +58,7 @@ def vanish(member: Member) -> None:
 def outcome(crew: launch.Launched, *call: object) -> list[object]:
     job, *args = call
     try:
-        return ["ok", crew.run(job, TIMEOUT_S, *args)]  # type: ignore[arg-type]
+        return ["ok", crew.run(job, TIMEOUT_S, *args)]
     except WorkerError as error:
         return [error.kind.value, error.rank, error.reason, "Traceback" in error.detail]
 

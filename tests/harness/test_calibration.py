@@ -103,7 +103,7 @@ def pricer(**changes: object) -> Pricer:
         scale_kv=4.0,
         heads=32,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 @pytest.mark.parametrize("effect", sorted(ALL))

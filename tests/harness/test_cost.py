@@ -82,7 +82,7 @@ def alone(*tasks: object) -> Costs:
         dtype=Dtype.BFLOAT16,
         hidden=32,
     )
-    plan = Plan(problem, "", Direction.FORWARD, (range(16),), (range(16),), (), tasks, ())  # type: ignore[arg-type]
+    plan = Plan(problem, "", Direction.FORWARD, (range(16),), (range(16),), (), tasks, ())
     steps = tuple(Step(set(), [], []) for _ in tasks)
     return Costs(Program(plan, (), steps, frozenset(), 0, {}), toy())
 

@@ -60,7 +60,7 @@ def test_a_group_that_adds_wrongly_is_broken() -> None:
         def run(self, *_: object) -> list[int]:
             return [3, 4]
 
-    gloo = by_name(examine(lambda _: Wrong())[1])["gloo"]  # type: ignore[arg-type, return-value]
+    gloo = by_name(examine(lambda _: Wrong())[1])["gloo"]
     assert (gloo.state, gloo.value) == (State.BROKEN, "1 + 2 gave [3, 4]")
 
 

@@ -39,7 +39,7 @@ KERNELS = Kernels(
 
 
 def us(direction: Direction, rows: int, columns: int, heads: int = 1, **more: object) -> float:
-    return KERNELS.seconds(direction, rows, columns, heads, **more) * 1e6  # type: ignore[arg-type]
+    return KERNELS.seconds(direction, rows, columns, heads, **more) * 1e6
 
 
 def test_one_block_runs_alone_on_its_sm() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # absent from the stubs
+from torch.distributed import HashStore
 
 from harness import cli, launch
 from harness.records import Record, read_records

@@ -134,7 +134,7 @@ def test_rotary_asks_for_a_layer_pairs_and_a_base() -> None:
         ({"rotary": 1.0}, "above 1"),
     ):
         with pytest.raises(ValueError, match=text):
-            replace(layer(), **wrong)  # type: ignore[arg-type]
+            replace(layer(), **wrong)
 
 
 # The layer around every strategy ------------------------------------------------------------

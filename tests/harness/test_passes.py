@@ -165,8 +165,7 @@ def test_fusing_rows_and_columns_that_are_no_neighbours_gives_one_right_tile() -
         group = tuple(
             index
             for index in tiles(plan)
-            if (task := plan.tasks[index]).place.rank == 2  # type: ignore[union-attr]
-            and task.kv[0] != 1  # type: ignore[union-attr]
+            if (task := plan.tasks[index]).place.rank == 2 and task.kv[0] != 1
         )
         assert len(group) == 9
         plans.append(fused(plan, [group]))
@@ -208,7 +207,7 @@ def test_a_group_that_would_wait_for_itself_is_refused() -> None:
     plan = strategy("ring").plan(problem("full", cp=3), Direction.BACKWARD)
     moves = [index for index, task in enumerate(plan.tasks) if isinstance(task, Transfer)]
     waits = needs(plan)
-    keys = [i for i in moves if plan.tasks[i].leg.pieces[0].tensor is Tensor.K]  # type: ignore[union-attr]
+    keys = [i for i in moves if plan.tasks[i].leg.pieces[0].tensor is Tensor.K]
     next_to = next((first, second) for second in keys for first in waits[second])
     with pytest.raises(CycleError):
         gathered(plan, [next_to])
@@ -319,11 +318,11 @@ def test_transfers_become_the_collective_that_does_the_same() -> None:
 def test_splitting_undoes_fusing() -> None:
     plans = []
     for plan in pair("allgather:placement=zigzag", problem("causal", cp=3)):
-        index = next(i for i in tiles(plan) if plan.tasks[i].place.rank == 2)  # type: ignore[union-attr]
+        index = next(i for i in tiles(plan) if plan.tasks[i].place.rank == 2)
         tile = plan.tasks[index]
         assert isinstance(tile, Tile)
         once = split_rows(plan, index, (tile.q[0],))
-        first, second = (once.tasks[i] for i in tiles(once) if once.tasks[i].place.rank == 2)  # type: ignore[union-attr]
+        first, second = (once.tasks[i] for i in tiles(once) if once.tasks[i].place.rank == 2)
         assert isinstance(first, Tile)
         assert isinstance(second, Tile)
         assert first.area + second.area == tile.area
@@ -359,7 +358,7 @@ def test_tasks_in_any_order_of_their_true_needs_are_proved(
     name: str, direction: Direction, random: object
 ) -> None:
     plan = strategy(name).plan(problem("causal", cp=3), direction)
-    keys = [(random.random(),) for _ in plan.tasks]  # type: ignore[attr-defined]
+    keys = [(random.random(),) for _ in plan.tasks]
     verify(reordered(plan, topological(needs(plan), keys)))
 
 
@@ -368,7 +367,7 @@ def test_what_is_freed_and_fetched_again_keeps_its_order(
     make: Callable[[], Plan], random: object
 ) -> None:
     plan = make()
-    keys = [(random.random(),) for _ in plan.tasks]  # type: ignore[attr-defined]
+    keys = [(random.random(),) for _ in plan.tasks]
     verify(reordered(plan, topological(needs(plan), keys)))
 
 
@@ -450,7 +449,7 @@ def test_a_timeline_stays_right_while_nodes_are_replaced_and_restored(
     scene = Scene(plan, CLUSTER)
     line = scene.timeline
     found = [each for finder in ALL for each in finder(scene)]
-    random.shuffle(found)  # type: ignore[attr-defined]
+    random.shuffle(found)
     gone: set[int] = set()
     for each in found[:25]:
         if not gone.isdisjoint(each.members):
@@ -461,7 +460,7 @@ def test_a_timeline_stays_right_while_nodes_are_replaced_and_restored(
         )
         if change is not None:
             assert line.end == pytest.approx(ends_anew(line))
-        if change is not None and random.random() < 0.5:  # type: ignore[attr-defined]
+        if change is not None and random.random() < 0.5:
             change.undo()
             change = None
         if change is None:

@@ -69,7 +69,7 @@ def need(*names: str) -> None:
 def test_what_a_peer_cannot_do_is_refused_with_the_reason(
     function: str, changes: dict[str, object], told: str
 ) -> None:
-    cell = replace(CELL, strategy=f"peer:{function}", **changes)  # type: ignore[arg-type]
+    cell = replace(CELL, strategy=f"peer:{function}", **changes)
     with pytest.raises(UnsupportedError) as refused:
         refuse(peer(cell.strategy), cell.problem)
     assert told in str(refused.value)
@@ -186,7 +186,7 @@ def test_the_stand_in_keeps_packed_sequences_apart() -> None:
 def test_the_stand_in_refuses_what_the_kernel_lacks(asked: dict[str, object]) -> None:
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(UnsupportedError):
-        standin.flash_attn_func(x, x, x, **asked)  # type: ignore[arg-type]
+        standin.flash_attn_func(x, x, x, **asked)
 
 
 def test_the_stand_in_is_there_only_for_the_import() -> None:
@@ -230,7 +230,7 @@ def test_a_sweep_puts_peers_and_ours_into_one_table() -> None:
     for ours, theirs in zip(*[measure_cells(configs, FEW)] * 2, strict=True):
         assert (ours["status"], theirs["status"]) == (Status.OK, Status.OK), theirs["reason"]
         assert ours.keys() == theirs.keys()
-        assert theirs["max_rel_error"].keys() == ours["max_rel_error"].keys()  # type: ignore[attr-defined]
+        assert theirs["max_rel_error"].keys() == ours["max_rel_error"].keys()
         assert (theirs["plan_hash"], theirs["bytes_sent_per_rank"]) == (None, None)
 
 

@@ -96,7 +96,7 @@ def test_a_remap_deals_blocks_in_its_order(
     seqlen: int, cp: int, per_rank: int, random: object
 ) -> None:
     order = list(range(cp * per_rank))
-    random.shuffle(order)  # type: ignore[attr-defined]
+    random.shuffle(order)
     sharding = remapped(seqlen, cp, order)
     check(sharding, seqlen, cp)
     assert order == [chunk for owned in sharding.owned for chunk in owned]

@@ -66,14 +66,14 @@ def test_nodes_keep_their_ranks_apart() -> None:
 
 def test_a_zigzag_pair_at_home_is_one_causal_call() -> None:
     made = program("zigzag", "causal", 4, Direction.FORWARD)
-    tile = next(t for t in made.plan.tasks if getattr(t, "area", 0) and t.q == t.kv)  # type: ignore[union-attr]
-    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, 1, True, 1.0)]  # type: ignore[arg-type]
+    tile = next(t for t in made.plan.tasks if getattr(t, "area", 0) and t.q == t.kv)
+    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, 1, True, 1.0)]
 
 
 def test_a_window_is_one_call_with_its_density() -> None:
     made = program("allgather", "window:left=31,right=0", 2, Direction.FORWARD)
     tile = next(t for t in made.plan.tasks if getattr(t, "area", 0))
-    (call,) = calls_of(made.plan, tile)  # type: ignore[arg-type]
+    (call,) = calls_of(made.plan, tile)
     assert not call.causal
     assert 0 < call.density < 1
 

@@ -44,7 +44,7 @@ def test_items_are_drawn_only_as_they_are_worked_on() -> None:
 
     results = spread(jobs.square, endless(), jobs=2, lost=lost)
     next(results)
-    results.close()  # type: ignore[attr-defined]  # it is a generator
+    results.close()
     assert drawn < 8
 
 

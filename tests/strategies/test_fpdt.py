@@ -55,7 +55,7 @@ def config(text: str, pattern: str, cp: int, **other: object) -> Config:
         hidden=10,
         rotary=1e4,
     )
-    return replace(cell, **other)  # type: ignore[arg-type]
+    return replace(cell, **other)
 
 
 @pytest.mark.parametrize(

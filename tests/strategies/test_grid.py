@@ -76,7 +76,7 @@ def _tile_of(task: object, rank: int) -> bool:
 
 
 def _input(piece: object) -> bool:
-    return not piece.tensor.is_part  # type: ignore[attr-defined]
+    return not piece.tensor.is_part
 
 
 @pytest.mark.parametrize("fused", ["", ",fused=true"])

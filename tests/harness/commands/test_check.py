@@ -93,7 +93,7 @@ def test_a_check_goes_on_where_its_file_ends_and_tries_failures_again(
     assert judged == ["ring"]
     body = result(capsys)
     assert (body["passed"], body["failed"]) == (4, 0)
-    assert len(body["cells"]) == 4  # type: ignore[arg-type]
+    assert len(body["cells"]) == 4
     assert cli.main([*words, "--cp", "2"]) == 0
     assert judged[0] == "ring"
     assert sorted(judged[1:]) == ["ring", "ulysses"]
@@ -120,7 +120,7 @@ def test_real_processes_are_asked_for_the_same_bits(capsys: pytest.CaptureFixtur
     assert cli.main([*SMALL, "--transport", "gloo", "--repeat", "2", "--json"]) == 0
     body = result(capsys)
     assert body["passed"] == 4
-    assert {cell["transport"] for cell in body["cells"]} == {"gloo"}  # type: ignore[attr-defined]
+    assert {cell["transport"] for cell in body["cells"]} == {"gloo"}
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_every_cluster_is_listed_with_its_error(capsys: pytest.CaptureFixture[st
     entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)["clusters"]}
     assert list(entries) == list(CLUSTERS)
     assert {"dgx-h100", "h200"} < set(entries)
-    assert entries["h800"]["errors"] == CLUSTERS["h800"].fitted.errors  # type: ignore[union-attr]
+    assert entries["h800"]["errors"] == CLUSTERS["h800"].fitted.errors
     assert entries["h100-8x8"]["errors"] == {}
 
 

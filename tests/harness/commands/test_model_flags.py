@@ -11,7 +11,7 @@ from harness.commands import check, sweep
 
 def call(verb: object, *words: str) -> int:
     parser = argparse.ArgumentParser()
-    verb.register(parser.add_subparsers())  # type: ignore[attr-defined]
+    verb.register(parser.add_subparsers())
     args = parser.parse_args(list(words))
     status: int = args.run(args)
     return status

@@ -17,7 +17,7 @@ from tests.support import problem
 
 def tiled(p: Problem, shape: Nodes, size: int, pieces: int = 4, **options: object) -> TwoLevels:
     sides = cut(split(p.seqlen_q, size), pieces), cut(split(p.seqlen_kv, size), pieces)
-    return tile_nodes(p, Direction.FORWARD, shape, sides, seconds=0.5, **options)  # type: ignore[arg-type]
+    return tile_nodes(p, Direction.FORWARD, shape, sides, seconds=0.5, **options)
 
 
 def test_every_pair_of_positions_has_one_rank_exactly_where_it_is_allowed() -> None:
