@@ -93,4 +93,6 @@ def level_lines(levels: Mapping[str, Any]) -> str:
             f"bound {each['bound_s'] * 1e3:.3f} ms, gap {each['gap']:.1%} "
             f"({each['source']}, {each['seconds']:.1f} s)"
         )
+    if "made_for" in levels:
+        lines.append(f"made for      {levels['made_for']}")
     return "".join(f"{line}\n" for line in lines)

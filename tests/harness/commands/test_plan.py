@@ -182,6 +182,7 @@ def test_a_timeline_and_the_levels_of_a_planner_are_shown(
     printed = capsys.readouterr().out
     assert "compute" in printed
     assert re.search(r"^schedule +[0-9.]+ ms, bound", printed, re.MULTILINE)
+    assert re.search(r"^made for +bfloat16, head_dim 128, batch 1", printed, re.MULTILINE)
     assert call(*words, "--json") == 0
     levels = json.loads(capsys.readouterr().out)["levels"]
     assert set(levels) >= {"remap", "kernel", "schedule", "makespan_s"}
