@@ -172,7 +172,7 @@ class ContextParallel:
         """
         _refuse(dropout_p)
         problem = self._problem(q, k, v)
-        out: torch.Tensor = _Attention.apply(q, k, v, _Call(self, problem))  # type: ignore[no-untyped-call]  # torch: no annotations
+        out: torch.Tensor = _Attention.apply(q, k, v, Call(self, problem))  # type: ignore[no-untyped-call]  # torch: no annotations
         return out
 
     def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:
@@ -450,17 +450,26 @@ def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Shardin
 # One rank's part ----------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """What the two directions of one call have in common besides tensors."""
 
     cp: ContextParallel
     problem: Problem
 
+    def ready(self, direction: Direction) -> Ready:
+        """Return the plan of all ranks, compared before it first runs.
 
-def _ready(call: _Call, direction: Direction) -> Ready:
-    """The plan of all ranks, compared before it first runs."""
-    cp = call.cp
-    return agreed(cp.strategy, call.problem, direction, cp.context, cp.owners, cp.group)
+        Raises:
+            UnsupportedError: Autograd records the backward pass, for gradients of gradients.
+        """
+        cp = self.cp
+        if direction is Direction.BACKWARD and torch.is_grad_enabled():
+            raise UnsupportedError(
+                "attention: the gradient has no gradient of its own, and create_graph=True asks "
+                "for one",
+                ("create_graph=False", "attention written out, at cp = 1"),
+            )
+        return agreed(cp.strategy, self.problem, direction, cp.context, cp.owners, cp.group)
 
 
 class _Attention(torch.autograd.Function):
@@ -472,10 +481,9 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: _Call,
+        call: Call,
     ) -> torch.Tensor:
-        cp = call.cp
-        ready = _ready(call, Direction.FORWARD)
+        cp, ready = call.cp, call.ready(Direction.FORWARD)
         plan = ready.program.plan
         whole = {Tensor.Q: q, Tensor.K: k, Tensor.V: v}
         inputs = {
@@ -494,14 +502,8 @@ class _Attention(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  # as above
         dout: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "attention: the gradient has no gradient of its own, and create_graph=True asks "
-                "for one",
-                ("create_graph=False", "attention written out, at cp = 1"),
-            )
         cp: ContextParallel = ctx.call.cp
-        ready = _ready(ctx.call, Direction.BACKWARD)
+        ready = ctx.call.ready(Direction.BACKWARD)
         plan = ready.program.plan
         inputs = dict(zip(ctx.residents, ctx.saved_tensors, strict=True))
         for resident in plan.initial:

@@ -14,12 +14,12 @@ Any strategy will do; those that are layers only (`upipe`, `fpdt`) and the optio
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from harness.agreement import Ready, agreed, check_device, run_plan, transport_of
-from harness.attention import ContextParallel, place_in
+from harness.agreement import check_device, run_plan, transport_of
+from harness.attention import Call, ContextParallel, place_in
 from harness.errors import UnsupportedError
 from harness.execute import DTYPES
 from harness.heads import members
@@ -62,7 +62,7 @@ def attention_layer(
         PlanError: The ranks plan different things.
     """
     problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
-    y: torch.Tensor = _Layer.apply(x, _Call(cp, problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
+    y: torch.Tensor = _Layer.apply(x, Call(cp, problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
     return y
 
 
@@ -110,18 +110,6 @@ def _problem(
     )
 
 
-class _Call(NamedTuple):
-    """What the two directions of one call have in common besides tensors."""
-
-    cp: ContextParallel
-    problem: Problem
-
-    def ready(self, direction: Direction) -> Ready:
-        """The plan of all ranks, compared before it first runs."""
-        cp = self.cp
-        return agreed(cp.strategy, self.problem, direction, cp.context, cp.owners, cp.group)
-
-
 class _Layer(torch.autograd.Function):
     """The forward plan forward, the backward plan backward."""
 
@@ -129,7 +117,7 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401  # torch gives a context without a type that has its attributes
         x: torch.Tensor,
-        call: _Call,
+        call: Call,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
         cp, ready = call.cp, call.ready(Direction.FORWARD)
@@ -151,13 +139,7 @@ class _Layer(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  # as above
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "attention_layer: the gradient has no gradient of its own, and create_graph=True "
-                "asks for one",
-                ("create_graph=False",),
-            )
-        call: _Call = ctx.call
+        call: Call = ctx.call
         cp, ready = call.cp, call.ready(Direction.BACKWARD)
         plan = ready.program.plan
         weights, saved = ctx.saved_tensors[:4], ctx.saved_tensors[4:]

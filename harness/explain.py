@@ -15,7 +15,7 @@ from harness.hiding import Hiding, hidings
 from harness.memory import ledger
 from harness.near import Near, evener, near
 from harness.plan import Plan, Tensor, Tile, Transfer
-from harness.problem import Direction, Problem
+from harness.problem import Direction, Problem, spelled
 from harness.residency import Program
 from harness.sizes import piece_bytes
 from harness.strategy import Chosen, Context
@@ -183,18 +183,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "resolved": explanation.resolved,
         "resolved_backward": explanation.resolved_backward,
         "work_hash": explanation.work_hash,
-        "pattern": problem.pattern.text,
-        "seqlen_q": problem.seqlen_q,
-        "seqlen_kv": problem.seqlen_kv,
-        "heads_q": problem.heads_q,
-        "heads_kv": problem.heads_kv,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
-        "batch": problem.batch,
-        "dtype": problem.dtype.value,
-        "cp": problem.cp,
-        "hidden": problem.hidden,
-        "rotary": problem.rotary,
+        **spelled(problem),
         "legal": explanation.legal,
         "reason": explanation.reason,
         "hints": list(explanation.hints),

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from harness import heads as head_sets
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction, Dtype, Problem, spelled
 from patterns import make_pattern
 
 
@@ -612,18 +612,7 @@ def to_json(plan: Plan) -> str:
     body = {
         "schema": 1,
         "problem": {
-            "pattern": problem.pattern.text,
-            "seqlen_q": problem.seqlen_q,
-            "seqlen_kv": problem.seqlen_kv,
-            "heads_q": problem.heads_q,
-            "heads_kv": problem.heads_kv,
-            "head_dim": problem.head_dim,
-            "head_dim_v": problem.head_dim_v,
-            "batch": problem.batch,
-            "dtype": problem.dtype,
-            "cp": problem.cp,
-            "hidden": problem.hidden,
-            "rotary": problem.rotary,
+            **spelled(problem),
             **({"round_sent": True} if problem.round_sent else {}),
         },
         "strategy": plan.strategy,

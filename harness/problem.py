@@ -143,6 +143,24 @@ class Problem:
         return scale
 
 
+def spelled(problem: Problem) -> dict[str, object]:
+    """Return what a problem is, for JSON; without `round_sent`, which few have."""
+    return {
+        "pattern": problem.pattern.text,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_kv": problem.seqlen_kv,
+        "heads_q": problem.heads_q,
+        "heads_kv": problem.heads_kv,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "batch": problem.batch,
+        "dtype": problem.dtype.value,
+        "cp": problem.cp,
+        "hidden": problem.hidden,
+        "rotary": problem.rotary,
+    }
+
+
 @lru_cache(maxsize=65536)
 def _kv_heads(group: int, heads: int) -> int:
     kv, mask = 0, (1 << group) - 1

@@ -20,7 +20,9 @@ from torch import Tensor
 
 import strategies
 from harness.attention import Everything, run_all
+from harness.config import Config
 from harness.execute import DTYPES
+from harness.plan import Scope
 from harness.problem import Dtype, Problem
 from harness.tolerance import Tolerance, Verdict, calibrate, judge
 from patterns import make_pattern
@@ -51,6 +53,49 @@ def problem(
         batch=batch,
         dtype=dtype,
         cp=cp,
+    )
+
+
+def layer_problem(
+    pattern: str = "causal",
+    seqlen: int = 37,
+    heads: tuple[int, int] = (6, 2),
+    *,
+    dims: tuple[int, int] = (8, 5),
+    dtype: Dtype = Dtype.FLOAT64,
+    cp: int = 2,
+    rotary: float | None = 1e4,
+) -> Problem:
+    """A small layer; every number can be chosen, none equals another by default."""
+    attention = problem(pattern, seqlen, heads, dims=dims, batch=3, dtype=dtype, cp=cp)
+    return replace(attention, hidden=11, rotary=rotary)
+
+
+def layer_config(
+    text: str,
+    pattern: str = "window:left=17,right=2",
+    cp: int = 2,
+    heads: tuple[int, int] = (6, 2),
+    *,
+    head_dim: int = 8,
+    dtype: Dtype = Dtype.FLOAT64,
+    rotary: float | None = 1e4,
+) -> Config:
+    """A small layer that a strategy is asked to do."""
+    return Config(
+        strategy=text,
+        pattern=pattern,
+        cp=cp,
+        seqlen_q=37,
+        seqlen_kv=37,
+        heads_q=heads[0],
+        heads_kv=heads[1],
+        head_dim=head_dim,
+        batch=3,
+        dtype=dtype,
+        scope=Scope.LAYER,
+        hidden=11,
+        rotary=rotary,
     )
 
 

@@ -9,10 +9,11 @@ from textwrap import wrap
 from typing import TypeVar
 
 from harness import defaults, models
+from harness.cluster import CLUSTERS, DEFAULT, Runtime
 from harness.figures import short
 from harness.models import Model
 from harness.plan import Scope
-from harness.problem import Dtype, Problem
+from harness.problem import Direction, Dtype, Problem
 from patterns import make_pattern
 
 T = TypeVar("T")
@@ -155,6 +156,40 @@ def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
         return tuple(item(entry) for entry in entries)
 
     return read
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say of what a plan is made."""
+    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
+    parser.add_argument(
+        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
+    )
+
+
+def add_cluster(group: argparse._ActionsContainer, why: str = "") -> None:
+    """Add the flag that names a cluster."""
+    group.add_argument(
+        "--cluster",
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"{why}one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
+    )
+
+
+def add_prediction(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags that say of what one prediction is; returns the group of the simulation's."""
+    add_plan(parser)
+    add_problem(parser)
+    group = parser.add_argument_group("simulation")
+    add_cluster(group)
+    group.add_argument(
+        "--runtime",
+        type=choice(Runtime),
+        choices=tuple(Runtime),
+        default=Runtime.GRAPH,
+        help="a captured graph, or every launch from the host by torch",
+    )
+    return group
 
 
 def add_problem(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,16 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cluster import CLUSTERS, DEFAULT, Cluster, cluster
-from harness.commands.arguments import Help, add_problem, count, example, problem_of
+from harness.cluster import Cluster, cluster
+from harness.commands.arguments import (
+    Help,
+    add_cluster,
+    add_plan,
+    add_problem,
+    count,
+    example,
+    problem_of,
+)
 from harness.commands.plan_show import level_lines, print_blocks
 from harness.commands.progress import wrapped
 from harness.contexts import context_on
@@ -57,22 +65,13 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=Help,
     )
-    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
-    parser.add_argument(
-        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
-    )
+    add_plan(parser)
     parser.add_argument(
         "--gpus-per-node",
         type=count,
         help="ranks that share fast links, by default as many as in a node of the cluster",
     )
-    parser.add_argument(
-        "--cluster",
-        default=DEFAULT,
-        metavar="NAME",
-        help=f"what planners that search plan for, and timelines run on: {', '.join(CLUSTERS)}, or "
-        "a file that `calibrate` wrote",
-    )
+    add_cluster(parser, "what planners that search plan for, and timelines run on: ")
     parser.add_argument(
         "--show",
         choices=("grid", "table", "timeline"),

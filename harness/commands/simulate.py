@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from harness.cluster import CLUSTERS, DEFAULT, Cluster, Runtime, cluster
-from harness.commands.arguments import Help, add_problem, choice, example, problem_of
+from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
+from harness.commands.arguments import Help, add_prediction, example, problem_of
 from harness.commands.progress import wrapped
 from harness.contexts import context_on
 from harness.defaults import named
@@ -42,25 +42,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ),
         formatter_class=Help,
     )
-    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
-    parser.add_argument(
-        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
-    )
-    add_problem(parser)
-    group = parser.add_argument_group("simulation")
-    group.add_argument(
-        "--cluster",
-        default=DEFAULT,
-        metavar="NAME",
-        help=f"one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
-    )
-    group.add_argument(
-        "--runtime",
-        type=choice(Runtime),
-        choices=tuple(Runtime),
-        default=Runtime.GRAPH,
-        help="a captured graph, or every launch from the host by torch",
-    )
+    add_prediction(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--explain", action="store_true", help="what each effect adds")
     group.add_argument("--json", action="store_true", help="print JSON")

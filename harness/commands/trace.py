@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from harness.bounds import Bounds, bounds, problem_bound_s
-from harness.cluster import CLUSTERS, DEFAULT, Runtime, cluster
-from harness.commands.arguments import Help, add_problem, count, example, problem_of
+from harness.cluster import cluster
+from harness.commands.arguments import Help, add_prediction, count, example, problem_of
 from harness.config import Config, Where
 from harness.contexts import context_on
 from harness.defaults import named
@@ -47,24 +47,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ),
         formatter_class=Help,
     )
-    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
-    parser.add_argument(
-        "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
-    )
-    add_problem(parser)
-    group = parser.add_argument_group("simulation")
-    group.add_argument(
-        "--cluster",
-        default=DEFAULT,
-        metavar="NAME",
-        help=f"one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
-    )
-    group.add_argument(
-        "--runtime",
-        choices=[r.value for r in Runtime],
-        default=Runtime.GRAPH.value,
-        help="a captured graph, or every launch from the host by torch",
-    )
+    group = add_prediction(parser)
     group.add_argument(
         "--dispatch",
         choices=[d.value for d in Dispatch],
@@ -90,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     problem, direction = problem_of(args), Direction(args.direction)
     if args.measured:
         return _measured(args, problem, direction)
-    machine, runtime = cluster(args.cluster), Runtime(args.runtime)
+    machine, runtime = cluster(args.cluster), args.runtime
     machine.require(problem.cp)
     program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
     trace = simulate(

@@ -12,11 +12,10 @@ from harness.check import allowed_mask, inputs_of
 from harness.errors import UnsupportedError
 from harness.layer_check import layer_reference
 from harness.plan import Tensor as Kind
-from harness.problem import Dtype, Problem
+from harness.problem import Problem
 from harness.tolerance import judge
-from patterns import make_pattern
 from strategies import EVERY_STRATEGY, quick
-from tests.support import ranks
+from tests.support import layer_problem, ranks
 
 OPTIONS = (
     "upipe:ring=2",
@@ -29,17 +28,7 @@ NAMES = ("w_q", "w_k", "w_v", "w_o")
 
 
 def layer(seqlen: int = 37, pattern: str = "causal", rotary: float | None = 1e4) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=6,
-        heads_kv=2,
-        head_dim=8,
-        head_dim_v=5,
-        batch=3,
-        dtype=Dtype.FLOAT64,
-        hidden=11,
-        rotary=rotary,
-    )
+    return layer_problem(pattern, seqlen, cp=1, rotary=rotary)
 
 
 def weights_of(problem: Problem) -> list[Tensor]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from harness.build import linked
 from harness.check import check
 from harness.checks import check_group
-from harness.config import Config, Where
+from harness.config import Where
 from harness.errors import MisfitError, MissedPairError, OverwriteError, UnsupportedError
 from harness.keeping import Checkpoint
 from harness.memory import ledger
@@ -18,7 +19,6 @@ from harness.plan import (
     LinearOp,
     Memory,
     Plan,
-    Scope,
     Tensor,
     Tile,
     from_json,
@@ -31,6 +31,7 @@ from harness.verify import check_pair, verify
 from harness.volumes import host_bytes, received_bytes
 from patterns import make_pattern
 from strategies import DIRECT, strategy
+from tests.support import layer_config, layer_problem
 
 every_strategy = pytest.mark.parametrize("name", DIRECT)
 KEEPING = (
@@ -41,41 +42,7 @@ KEEPING = (
     "checkpoint=attention,offload=true",
 )
 WEIGHTS = (Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O)
-
-
-def layer(
-    pattern: str = "causal", seqlen: int = 37, cp: int = 2, heads: tuple[int, int] = (6, 2)
-) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads[0],
-        heads_kv=heads[1],
-        head_dim=8,
-        head_dim_v=5,
-        batch=3,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-        hidden=11,
-        rotary=1e4,
-    )
-
-
-def config(text: str, pattern: str = "window:left=17,right=2", cp: int = 2) -> Config:
-    return Config(
-        strategy=text,
-        pattern=pattern,
-        cp=cp,
-        seqlen_q=37,
-        seqlen_kv=37,
-        heads_q=6,
-        heads_kv=2,
-        head_dim=8,
-        batch=3,
-        dtype=Dtype.FLOAT64,
-        scope=Scope.LAYER,
-        hidden=11,
-        rotary=1e4,
-    )
+layer = partial(layer_problem, dtype=Dtype.BFLOAT16)
 
 
 def both(text: str, problem: Problem) -> tuple[Plan, Plan]:
@@ -112,7 +79,7 @@ def tiles(plan: Plan, direction: Direction) -> list[tuple[object, ...]]:
 @every_strategy
 def test_a_layer_that_keeps_less_equals_the_dense_one(name: str, keeping: str) -> None:
     """All results in float64, the bytes that moved, and what device and host held."""
-    for cell in check(config(f"{name}:{keeping}")):
+    for cell in check(layer_config(f"{name}:{keeping}")):
         assert (cell.status, cell.reason) == ("passed", "")
 
 
@@ -133,13 +100,13 @@ def test_a_layer_that_keeps_less_equals_the_dense_one(name: str, keeping: str) -
 def test_options_of_strategies_and_other_patterns_are_exact_too(
     text: str, pattern: str, cp: int
 ) -> None:
-    for cell in check(config(text, pattern, cp)):
+    for cell in check(layer_config(text, pattern, cp)):
         assert (cell.status, cell.reason) == ("passed", "")
 
 
 def test_processes_give_the_bits_of_the_local_run() -> None:
     texts = ("zigzag:checkpoint=layer,offload=true", "upipe:checkpoint=layer", "fpdt:offload=true")
-    cells = [replace(config(text), dtype=Dtype.FLOAT32) for text in texts]
+    cells = [replace(layer_config(text), dtype=Dtype.FLOAT32) for text in texts]
     for cell in (cell for pair in check_group(cells, jobs=1) for cell in pair):
         assert (cell.status, cell.reason, cell.config.transport) == ("passed", "", "gloo")
 
@@ -266,7 +233,7 @@ def test_what_is_done_again_takes_time_and_is_no_work(cluster: str) -> None:
 
     def simulated(text: str, direction: Direction) -> tuple[float, float]:
         cell = replace(
-            config(text, "causal"),
+            layer_config(text, "causal"),
             **{"seqlen_q": 2**17, "seqlen_kv": 2**17, "dtype": Dtype.BFLOAT16, "hidden": 48},
             direction=direction,
             transport=Where.SIMULATED,

@@ -11,55 +11,22 @@ from harness import linear, oracle
 from harness.build import linked
 from harness.check import check, inputs_of, run_both, start
 from harness.checks import check_group
-from harness.config import Config
 from harness.errors import MissedPairError, UnsupportedError
 from harness.execute import execute
 from harness.layer import WEIGHT_GRADS, with_summed_gradients
 from harness.layer_check import layer_reference, make_layer_inputs
 from harness.plan import Finish, Plan, Scope, Tensor, from_json, to_json
 from harness.planned import planned
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction, Dtype
 from harness.shards import collect
 from harness.tolerance import errors
 from harness.transport import LocalTransport
 from harness.verify import check_pair, verify
 from patterns import make_pattern
 from strategies import EVERY_STRATEGY, LAYER_STRATEGIES, STRATEGIES, quick, strategy
+from tests.support import layer_config, layer_problem
 
 every_strategy = pytest.mark.parametrize("name", [quick(name) for name in EVERY_STRATEGY])
-
-
-def layer(pattern: str = "causal", *, seqlen: int = 37, cp: int = 2) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=6,
-        heads_kv=2,
-        head_dim=8,
-        head_dim_v=5,
-        batch=3,
-        dtype=Dtype.FLOAT64,
-        cp=cp,
-        hidden=11,
-        rotary=1e4,
-    )
-
-
-def config(name: str, cp: int = 2, *, dtype: Dtype = Dtype.FLOAT64) -> Config:
-    return Config(
-        strategy=name,
-        pattern="window:left=17,right=2",
-        cp=cp,
-        seqlen_q=37,
-        seqlen_kv=37,
-        heads_q=6,
-        heads_kv=2,
-        head_dim=8,
-        batch=3,
-        dtype=dtype,
-        scope=Scope.LAYER,
-        hidden=11,
-        rotary=1e4,
-    )
 
 
 def drawn(*shape: int, seed: int = 0) -> Values:
@@ -134,7 +101,7 @@ def test_rotary_asks_for_a_layer_pairs_and_a_base() -> None:
         ({"rotary": 1.0}, "above 1"),
     ):
         with pytest.raises(ValueError, match=text):
-            replace(layer(), **wrong)
+            replace(layer_problem(), **wrong)
 
 
 # The layer around every strategy ------------------------------------------------------------
@@ -143,13 +110,13 @@ def test_rotary_asks_for_a_layer_pairs_and_a_base() -> None:
 @every_strategy
 def test_the_layer_of_every_strategy_equals_the_dense_one(name: str) -> None:
     """y, dx and the weights' gradients; the bytes that moved; the memory that was held."""
-    for cell in check(config(name, 2 if name in LAYER_STRATEGIES else 3)):
+    for cell in check(layer_config(name, cp=2 if name in LAYER_STRATEGIES else 3)):
         assert (cell.status, cell.reason) == ("passed", "")
 
 
 @every_strategy
 def test_the_layer_of_every_strategy_comes_back_from_json_and_joins_its_backward(name: str) -> None:
-    forward, backward = (strategy(name).plan(layer(), direction) for direction in Direction)
+    forward, backward = (strategy(name).plan(layer_problem(), direction) for direction in Direction)
     check_pair(forward, backward)
     for plan in (forward, backward):
         assert from_json(to_json(plan)) == plan
@@ -158,7 +125,7 @@ def test_the_layer_of_every_strategy_comes_back_from_json_and_joins_its_backward
 
 @every_strategy
 def test_a_layers_queries_and_keys_come_from_the_same_tokens(name: str) -> None:
-    cross = replace(layer(), pattern=make_pattern("full", 37, 41, cross=True))
+    cross = replace(layer_problem(), pattern=make_pattern("full", 37, 41, cross=True))
     for direction in Direction:
         with pytest.raises(UnsupportedError, match="same tokens"):
             strategy(name).plan(cross, direction)
@@ -167,7 +134,7 @@ def test_a_layers_queries_and_keys_come_from_the_same_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", [quick(name) for name in STRATEGIES])
 def test_a_layer_moves_what_its_attention_moves(name: str) -> None:
     """Projections run where their tokens live, so nothing more crosses the network."""
-    problem = layer(cp=3)
+    problem = layer_problem(cp=3)
     for direction in Direction:
         whole = strategy(name).plan(problem, direction)
         bare = strategy(name).plan(replace(problem, hidden=None, rotary=None), direction)
@@ -177,7 +144,7 @@ def test_a_layer_moves_what_its_attention_moves(name: str) -> None:
 
 
 def test_processes_give_the_bits_of_the_local_run() -> None:
-    cells = [config(name, dtype=Dtype.FLOAT32) for name in ("zigzag", "upipe", "fpdt")]
+    cells = [layer_config(name, dtype=Dtype.FLOAT32) for name in ("zigzag", "upipe", "fpdt")]
     judged = list(check_group(cells, jobs=1))
     assert len(judged) == len(cells)
     for cell in (cell for pair in judged for cell in pair):
@@ -189,7 +156,7 @@ def test_processes_give_the_bits_of_the_local_run() -> None:
 
 @pytest.mark.parametrize("name", ["zigzag", "ulysses", "upipe"])
 def test_summed_gradients_of_weights_end_once_and_are_right(name: str) -> None:
-    problem = layer(cp=4 if name == "zigzag" else 2)
+    problem = layer_problem(cp=4 if name == "zigzag" else 2)
     plans = planned(problem, name)
     summed = verify(with_summed_gradients(plans.backward.plan))
     assert not {r.piece.tensor for r in summed.plan.outputs} & set(WEIGHT_GRADS)
@@ -210,24 +177,24 @@ def test_sums_of_gradients_are_an_option_of_every_strategy(name: str) -> None:
     """Right, with the bytes and memory of the plan, which ends with whole shares of heads."""
     text = f"{name}{',' if ':' in name else ':'}sum_gradients=true"
     for dtype in (Dtype.FLOAT64, Dtype.BFLOAT16):
-        for cell in check(config(text, 2 if name in LAYER_STRATEGIES else 3, dtype=dtype)):
+        for cell in check(layer_config(text, cp=2 if name in LAYER_STRATEGIES else 3, dtype=dtype)):
             assert (cell.status, cell.reason) == ("passed", "")
-    plan = strategy(text).plan(layer(), Direction.BACKWARD)
+    plan = strategy(text).plan(layer_problem(), Direction.BACKWARD)
     for tensor, heads in ((Tensor.DW_Q, 6), (Tensor.DW_V, 2)):
         shares = [(p.rank, piece.heads) for p, piece in plan.outputs if piece.tensor is tensor]
         assert sorted(rank for rank, _ in shares) == [0, 1]
         assert sum(share for _, share in shares) == (1 << heads) - 1
-    assert strategy(text).plan(layer(), Direction.FORWARD).saved
+    assert strategy(text).plan(layer_problem(), Direction.FORWARD).saved
 
 
 def test_a_sum_with_checkpoint_and_offload_is_right_and_the_same_in_processes() -> None:
     text = "upipe:checkpoint=layer,offload=true,sum_gradients=true"
-    for cell in (cell for pair in check_group([config(text)], jobs=1) for cell in pair):
+    for cell in (cell for pair in check_group([layer_config(text)], jobs=1) for cell in pair):
         assert (cell.status, cell.reason, cell.config.transport) == ("passed", "", "gloo")
 
 
 def test_a_sum_that_lacks_a_rank_is_caught() -> None:
-    plan = with_summed_gradients(planned(layer(), "zigzag").backward.plan)
+    plan = with_summed_gradients(planned(layer_problem(), "zigzag").backward.plan)
     at = max(i for i, t in enumerate(plan.tasks) if not isinstance(t, Finish))
     with pytest.raises(MissedPairError, match="lacks token chunks"):
         verify(without(plan, at))
@@ -254,13 +221,13 @@ def test_a_copy_that_a_product_keeps_is_seen_by_the_account(
         return made
 
     monkeypatch.setattr(linear, product, wasteful)
-    cells = check(replace(config("zigzag"), hidden=401))  # so wide that products are the peak
+    cells = check(replace(layer_config("zigzag"), hidden=401))  # so wide that products are the peak
     assert any("the ledger says" in cell.reason for cell in cells)
 
 
 def test_layer_inputs_are_the_same_in_every_precision() -> None:
     wide, narrow = (
-        make_layer_inputs(replace(layer(), dtype=dtype), 3)
+        make_layer_inputs(replace(layer_problem(), dtype=dtype), 3)
         for dtype in (Dtype.FLOAT64, Dtype.BFLOAT16)
     )
     for tensor, values in wide.items():

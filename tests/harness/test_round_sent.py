@@ -19,42 +19,18 @@ from harness.verify import verify
 from harness.volumes import closed_form, received_bytes
 from patterns import make_pattern
 from strategies import DIRECT, STRATEGIES, strategy
+from tests.support import layer_config, layer_problem
 
 GRADIENTS = {Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART}
 
 
 def problem(dtype: Dtype = Dtype.BFLOAT16, *, scope: Scope = Scope.LAYER) -> Problem:
-    layer = scope is Scope.LAYER
-    return Problem(
-        pattern=make_pattern("causal", 41),
-        heads_q=8,
-        heads_kv=2,
-        head_dim=6,
-        head_dim_v=10,
-        batch=3,
-        dtype=dtype,
-        cp=4,
-        hidden=11 if layer else None,
-        rotary=1e4 if layer else None,
-    )
+    layer = layer_problem("causal", 41, (8, 2), dims=(6, 10), dtype=dtype, cp=4)
+    return layer if scope is Scope.LAYER else replace(layer, hidden=None, rotary=None)
 
 
 def config(text: str, dtype: Dtype = Dtype.BFLOAT16) -> Config:
-    return Config(
-        strategy=text,
-        pattern="causal",
-        cp=4,
-        seqlen_q=41,
-        seqlen_kv=41,
-        heads_q=8,
-        heads_kv=2,
-        head_dim=6,
-        batch=3,
-        dtype=dtype,
-        scope=Scope.LAYER,
-        hidden=11,
-        rotary=1e4,
-    )
+    return layer_config(text, "causal", 4, (8, 2), head_dim=6, dtype=dtype)
 
 
 def backward(text: str, asked: Problem) -> Plan:

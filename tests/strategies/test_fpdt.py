@@ -1,6 +1,7 @@
 """FPDT: exact for every pattern, Ulysses on the network, and on the host what it says it is."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,29 +10,16 @@ from harness.check import check
 from harness.config import Config, Where
 from harness.errors import UnsupportedError
 from harness.memory import ledger
-from harness.plan import Memory, Plan, Scope, Tensor, Tile, Transfer
+from harness.plan import Memory, Plan, Tensor, Tile, Transfer
 from harness.problem import Direction, Dtype, Problem
 from harness.simulated import simulate_cell
 from harness.sizes import piece_bytes
 from harness.verify import check_pair, verify
 from harness.volumes import received_bytes
-from patterns import make_pattern
 from strategies import strategy
+from tests.support import layer_config, layer_problem
 
-
-def layer(pattern: str = "causal", seqlen: int = 96, cp: int = 2) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=6,
-        heads_kv=2,
-        head_dim=8,
-        head_dim_v=5,
-        batch=3,
-        dtype=Dtype.BFLOAT16,
-        cp=cp,
-        hidden=11,
-        rotary=1e4,
-    )
+layer = partial(layer_problem, seqlen=96, dtype=Dtype.BFLOAT16)
 
 
 def plans(problem: Problem, text: str) -> tuple[Plan, Plan]:
@@ -40,22 +28,7 @@ def plans(problem: Problem, text: str) -> tuple[Plan, Plan]:
 
 
 def config(text: str, pattern: str, cp: int, **other: object) -> Config:
-    cell = Config(
-        strategy=text,
-        pattern=pattern,
-        cp=cp,
-        seqlen_q=37,
-        seqlen_kv=37,
-        heads_q=6,
-        heads_kv=2,
-        head_dim=4,
-        batch=2,
-        dtype=Dtype.FLOAT64,
-        scope=Scope.LAYER,
-        hidden=10,
-        rotary=1e4,
-    )
-    return replace(cell, **other)
+    return replace(layer_config(text, pattern, cp, head_dim=4), **other)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from harness.transport import GroupTransport, LocalTransport
 from harness.verify import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy, upipe
+from tests.support import layer_problem
 from tests.support import ranks as processes
 
 MOST_HEADS = 64
@@ -52,18 +53,7 @@ def layer(
     dtype: Dtype = Dtype.FLOAT64,
     rotary: float | None = 1e4,
 ) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads[0],
-        heads_kv=heads[1],
-        head_dim=dims[0],
-        head_dim_v=dims[1],
-        batch=3,
-        dtype=dtype,
-        cp=cp,
-        hidden=11,
-        rotary=rotary,
-    )
+    return layer_problem(pattern, seqlen, heads, dims=dims, dtype=dtype, cp=cp, rotary=rotary)
 
 
 def plans(problem: Problem, text: str) -> tuple[Plan, Plan]:

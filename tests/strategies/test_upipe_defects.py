@@ -23,47 +23,24 @@ from harness.heads import members
 from harness.kernels import Mask
 from harness.lower import Call
 from harness.maskkind import MaskKind
-from harness.plan import Plan, Scope, Tensor, Tile
+from harness.plan import Plan, Tensor, Tile
 from harness.planned import planned
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import Direction, Problem
 from harness.sharding import Sharding, contiguous, split
 from harness.verbs import finish_tokens, hold_tokens
 from harness.verify import verify
-from patterns import make_pattern
 from patterns.pattern import Pattern
 from strategies import strategy, upipe
 from tests.harness.mutations import changed
+from tests.support import layer_config, layer_problem
 
 
 def layer(heads: tuple[int, int], cp: int, *, pattern: str = "causal", seqlen: int = 37) -> Problem:
-    return Problem(
-        pattern=make_pattern(pattern, seqlen),
-        heads_q=heads[0],
-        heads_kv=heads[1],
-        head_dim=6,
-        head_dim_v=5,
-        batch=3,
-        dtype=Dtype.FLOAT64,
-        cp=cp,
-        hidden=11,
-        rotary=1e4,
-    )
+    return layer_problem(pattern, seqlen, heads, dims=(6, 5), cp=cp)
 
 
 def config(text: str, heads: tuple[int, int], cp: int) -> Config:
-    return Config(
-        strategy=text,
-        pattern="causal",
-        cp=cp,
-        seqlen_q=37,
-        seqlen_kv=37,
-        heads_q=heads[0],
-        heads_kv=heads[1],
-        head_dim=6,
-        dtype=Dtype.FLOAT64,
-        scope=Scope.LAYER,
-        hidden=11,
-    )
+    return layer_config(text, "causal", cp, heads, head_dim=6, rotary=None)
 
 
 def verdicts(text: str, heads: tuple[int, int], cp: int) -> list[str]:
