@@ -8,7 +8,7 @@ a miss.
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.files import write_whole
@@ -84,12 +84,15 @@ def assign_cached(
     if cache is None:
         return assign(instance, seconds=seconds, prove=prove, seed=seed)
     kept = cache.get(instance)
-    if kept is not None and (
-        kept.status is Status.OPTIMAL or (not prove and kept.source == "budget")
-    ):
+    if kept is None:
+        found = assign(instance, seconds=seconds, prove=prove, seed=seed)
+    elif kept.status is Status.OPTIMAL or (not prove and kept.seconds >= seconds):
         return kept
-    given = () if kept is None else (kept.cells,)
-    found = assign(instance, seconds=seconds, prove=prove, seed=seed, given=given)
+    else:
+        again = assign(instance, seconds=seconds, prove=prove, seed=seed, given=(kept.cells,))
+        bound = max(again.bound, kept.bound)
+        proved = bound == again.value
+        found = replace(again, bound=bound, status=Status.OPTIMAL if proved else again.status)
     with suppress(OSError):  # a full disk, a folder that takes no files: it is only not kept
         cache.put(instance, found)
     return found

@@ -65,8 +65,12 @@ def test_an_unproved_answer_is_kept_and_improved_where_asked(tmp_path: Path) -> 
     cache = Cache(tmp_path)
     good = assign(_HARD, seconds=0.5)
     cache.put(_HARD, good)
-    assert assign_cached(_HARD, cache) == good
-    assert assign_cached(_HARD, cache, seconds=0.3).value <= good.value
+    assert assign_cached(_HARD, cache, seconds=0.5) == good
+    assert assign_cached(_HARD, cache, seconds=0.3) == good
+    longer = assign_cached(_HARD, cache, seconds=good.seconds + 0.5)
+    assert longer.seconds >= good.seconds + 0.5
+    assert (longer.value, -longer.bound) <= (good.value, -good.bound)
+    assert cache.get(_HARD) == longer
 
 
 @pytest.mark.parametrize(
