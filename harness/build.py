@@ -35,6 +35,12 @@ OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
 KV_GRADS = (Tensor.DK_PART, Tensor.DV_PART)
 
 Chunks = tuple[int, ...]
+Tensors = tuple[Tensor, ...]
+
+_FORWARD = Direction.FORWARD  # a long ring makes a million tiles, and enums are slow to ask
+_Q, _LSE, _DOUT, _OUT, _DQ_PART = (
+    (tensor,) for tensor in (Tensor.Q, Tensor.LSE, Tensor.DOUT, Tensor.OUT, Tensor.DQ_PART)
+)
 
 
 class PlanBuilder:
@@ -71,6 +77,8 @@ class PlanBuilder:
         self._row = [sum(1 << j for j, area in enumerate(row) if area) for row in self._area]
         self._attended = reduce(or_, self._row, 0)
         self._asked: dict[tuple[Tensor, Chunks, int, int], Piece] = {}  # by query heads
+        self._groups: dict[tuple[Tensors, Chunks, int, int], tuple[Piece, ...]] = {}
+        self._places = [Place(rank) for rank in range(problem.cp)]
         self._named: dict[tuple[Tensor, Chunks, int, int], Piece] = {}  # by heads of its own kind
         self._initial: list[Resident] = []
         self._tasks: list[Task] = []
@@ -89,14 +97,14 @@ class PlanBuilder:
         met = 0
         for i in q:
             met |= self._row[i]
-        return tuple([j for j in kv if met >> j & 1])
+        return _among(kv, [j for j in kv if met >> j & 1])
 
     def needed_q(self, q: Chunks, kv: Chunks) -> Chunks:
         """Those of the query chunks that attend some of the key chunks."""
         wanted = 0
         for j in kv:
             wanted |= 1 << j
-        return tuple([i for i in q if self._row[i] & wanted])
+        return _among(q, [i for i in q if self._row[i] & wanted])
 
     def attended_kv(self, kv: Chunks) -> Chunks:
         """Those of the key chunks that some query attends."""
@@ -122,7 +130,7 @@ class PlanBuilder:
         for tensor in tensors:
             piece = self.piece(tensor, chunks, heads, version)
             if piece.heads and self.tokens(tensor, chunks):
-                self._initial.append(Resident(Place(rank), piece))
+                self._initial.append(Resident(self.place(rank), piece))
 
     def hold_piece(self, place: Place, piece: Piece) -> None:
         """Let a place hold one exact piece before the first task."""
@@ -140,6 +148,22 @@ class PlanBuilder:
             own = self.problem.kv_heads(heads) if tensor.on_kv else heads
             piece = self._asked[key] = self.exact_piece(tensor, chunks, own, version)
         return piece
+
+    def pieces(
+        self, tensors: Tensors, chunks: Chunks, heads: int, version: int = 0
+    ) -> tuple[Piece, ...]:
+        """Name the pieces of several tensors by their query heads; those that hold something."""
+        key = (tensors, chunks, heads, version)
+        found = self._groups.get(key)
+        if found is None:
+            named = [self.piece(tensor, chunks, heads, version) for tensor in tensors]
+            found = tuple([piece for piece in named if piece.chunks and piece.heads])
+            self._groups[key] = found
+        return found
+
+    def place(self, rank: int) -> Place:
+        """A rank's device; always the same value of one of the problem's ranks."""
+        return self._places[rank] if 0 <= rank < len(self._places) else Place(rank)
 
     def exact_piece(self, tensor: Tensor, chunks: Chunks, heads: int, version: int = 0) -> Piece:
         """Name a piece by the heads of its own kind (KV heads for a key tensor)."""
@@ -161,7 +185,7 @@ class PlanBuilder:
     def output_piece(self, rank: int, piece: Piece) -> None:
         """Promise that one exact piece ends at a rank."""
         if piece.chunks and piece.heads:
-            self._outputs.append(Resident(Place(rank), piece))
+            self._outputs.append(Resident(self.place(rank), piece))
 
     def save(
         self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int, version: int = 0
@@ -170,7 +194,7 @@ class PlanBuilder:
         for tensor in tensors:
             piece = self.piece(tensor, chunks, heads, version)
             if piece.chunks and piece.heads:
-                self._saved.append(Resident(Place(rank), piece))
+                self._saved.append(Resident(self.place(rank), piece))
 
     def save_piece(self, place: Place, piece: Piece) -> None:
         """Promise that a place keeps one exact piece for the backward plan."""
@@ -209,23 +233,18 @@ class PlanBuilder:
         """
         kv = self.needed_kv(q, kv)
         q = self.needed_q(q, kv)
-        if not q:
+        if not (q and heads):
             return
-        reads = [(Tensor.Q, q, q_version), (Tensor.K, kv, kv_version), (Tensor.V, kv, kv_version)]
-        if self.direction is Direction.FORWARD:
-            writes = [(tensor, q) for tensor in OUT_PARTS]
+        pieces = self.pieces
+        reads = pieces(_Q, q, heads, q_version) + pieces(KV, kv, heads, kv_version)
+        if self.direction is _FORWARD:
+            writes = pieces(OUT_PARTS, q, heads)
         else:
-            reads += [(Tensor.LSE, q, 0), (Tensor.DOUT, q, q_version), (Tensor.OUT, q, 0)]
-            writes = [(Tensor.DQ_PART, q), *((tensor, kv) for tensor in KV_GRADS)]
-        self.add(
-            Tile(
-                place=Place(rank),
-                direction=self.direction,
-                reads=tuple(self.piece(t, chunks, heads, version) for t, chunks, version in reads),
-                writes=tuple(self.piece(tensor, chunks, heads) for tensor, chunks in writes),
-                area=self.area(q, kv),
-            )
-        )
+            reads += pieces(_LSE, q, heads) + pieces(_DOUT, q, heads, q_version)
+            reads += pieces(_OUT, q, heads)
+            writes = pieces(_DQ_PART, q, heads) + pieces(KV_GRADS, kv, heads)
+        place, area = self.place(rank), self.area(q, kv)
+        self.add(Tile(place, self.direction, reads, writes, area))
 
     def send(
         self,
@@ -242,14 +261,10 @@ class PlanBuilder:
 
         They arrive under `arrive`, or else under the version that they had.
         """
-        pieces = tuple(
-            piece
-            for tensor in tensors
-            if (piece := self.piece(tensor, chunks, heads, version)).chunks and piece.heads
-        )
+        pieces = self.pieces(tuple(tensors), chunks, heads, version)
         if pieces and src != dst:
             arriving = version if arrive is None else arrive
-            self.add(Transfer(Leg(Place(src), Place(dst), pieces, arriving)))
+            self.add(Transfer(Leg(self.place(src), self.place(dst), pieces, arriving)))
 
     def collective(self, kind: CollectiveKind, legs: Iterable[Leg]) -> None:
         """Issue legs as one operation."""
@@ -271,7 +286,7 @@ class PlanBuilder:
         """Fold arrived pieces into the rank's accumulators, in this order."""
         solid = tuple(piece for piece in pieces if piece.chunks and piece.heads)
         if solid:
-            self.add(Merge(Place(rank), solid))
+            self.add(Merge(self.place(rank), solid))
 
     def finish(self, rank: int, tensors: Iterable[Tensor], chunks: Chunks, heads: int) -> None:
         """Turn complete accumulators into results."""
@@ -281,7 +296,7 @@ class PlanBuilder:
         """Turn complete accumulators, named piece by piece, into results."""
         solid = tuple(piece for piece in pieces if piece.chunks and piece.heads)
         if solid:
-            self.add(Finish(Place(rank), solid))
+            self.add(Finish(self.place(rank), solid))
 
     def build(self) -> Plan:
         """Return the plan."""
@@ -296,6 +311,11 @@ class PlanBuilder:
             outputs=tuple(self._outputs),
             saved=tuple(self._saved),
         )
+
+
+def _among(all_of: Chunks, found: list[int]) -> Chunks:
+    """What was found of some chunks, in their order; the very same value if that is all."""
+    return all_of if len(found) == len(all_of) else tuple(found)
 
 
 def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ...]:

@@ -15,6 +15,7 @@ clock: equal input gives equal output. Left out: priorities of streams, and NCCL
 their SMs one by one.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -63,7 +64,7 @@ class Job(NamedTuple):
     messages: int = 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Rank:
     """What goes on at a rank: its kernel, what holds SMs, and what moves or waits to."""
 
@@ -72,6 +73,18 @@ class _Rank:
     crowd: int = 0
     moving: set[int] = field(default_factory=set)
     blocked: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A queue: its jobs in order, and which of them is its head."""
+
+    jobs: list[int] = field(default_factory=list)
+    head: int = 0
+
+    def first(self) -> int:
+        """The job at the head; -1 if there is none."""
+        return self.jobs[self.head] if self.head < len(self.jobs) else -1
 
 
 def run(
@@ -100,15 +113,26 @@ class _Run:
         self.ends = [-1.0] * len(jobs)
         self.waits = [len(job.after) for job in jobs]
         self.followers: list[list[int]] = [[] for _ in jobs]
-        self.queues: dict[int, list[int]] = {}
         self.unposted = [len(job.queues) for job in jobs]
+        lines: defaultdict[int, _Line] = defaultdict(_Line)
+        ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
+        # Jobs share queues and ranks by the thousand, so they share what names them too.
+        many_lines: dict[tuple[int, ...], tuple[_Line, ...]] = {}
+        many_ranks: dict[tuple[int, ...], tuple[_Rank, ...]] = {}
+        self.lines: list[tuple[_Line, ...]] = []
+        self.ranks: list[tuple[_Rank, ...]] = []
         for index, job in enumerate(jobs):
             for earlier in job.after:
                 self.followers[earlier].append(index)
-            for queue in job.queues:
-                self.queues.setdefault(queue, []).append(index)
-        self.heads = dict.fromkeys(self.queues, 0)
-        self.ranks: dict[int, _Rank] = {rank: _Rank() for job in jobs for rank in job.ranks}
+            queues, numbers = job.queues, job.ranks
+            if queues not in many_lines:
+                many_lines[queues] = tuple([lines[queue] for queue in queues])
+            if numbers not in many_ranks:
+                many_ranks[numbers] = tuple([ranks[number] for number in numbers])
+            for line in many_lines[queues]:
+                line.jobs.append(index)
+            self.lines.append(many_lines[queues])
+            self.ranks.append(many_ranks[numbers])
         # (time; 0 an end, 1 a release, 2 and 3 the posting of a side; job; version of an end)
         self.heap: list[tuple[float, int, int, int]] = []
         # Of a job under way: what share is left, as of when, at which pace, under which version.
@@ -136,79 +160,93 @@ class _Run:
 
     def advance(self) -> list[int]:
         """Let everything happen that happens at the next moment, all of it before what follows."""
-        self.now = self.heap[0][0]
+        heap, versions = self.heap, self.versions
+        self.now = heap[0][0]
+        until = self.now + _SAME_S
         touched: list[int] = []
         postings = []
-        while self.heap and self.heap[0][0] <= self.now + _SAME_S:
-            _, kind, index, version = heappop(self.heap)
+        while heap and heap[0][0] <= until:
+            _, kind, index, version = heappop(heap)
             if kind == _RELEASE:
                 touched.append(index)
             elif kind:
                 postings.append((index, kind - _POSTING))
-            elif self.versions[index] == version:
-                touched += self.end(index, self.jobs[index])
+            elif versions[index] == version:
+                self.end(index, self.jobs[index], touched)
         for index, side in postings:
             self.post(index, side)
         return touched
 
-    def end(self, index: int, job: Job) -> list[int]:
-        """End a job, or a message of it; return those that may have become ready."""
-        if job.moves:
+    def end(self, index: int, job: Job, touched: list[int]) -> None:
+        """End a job, or a message of it; note those that may have become ready."""
+        moves = job.moves
+        if moves:
             self.leave(index, job)
             self.sent[index] += 1
             if self.sent[index] < job.messages:
-                self.again(index, job)
-                return []
+                self.again(index)
+                return
         self.ends[index] = self.now
-        touched = []
+        waits = self.waits
         for follower in self.followers[index]:
-            self.waits[follower] -= 1
-            if not self.waits[follower]:
+            waits[follower] -= 1
+            if not waits[follower]:
                 touched.append(follower)
-        for queue in job.queues:
-            self.heads[queue] += 1
-            line = self.queues[queue]
-            if self.heads[queue] < len(line):
-                touched.append(line[self.heads[queue]])
-        if job.ranks and not job.moves:
-            rank = self.ranks[job.ranks[0]]
+        for line in self.lines[index]:
+            line.head += 1
+            if line.head < len(line.jobs):
+                touched.append(line.jobs[line.head])
+        ranks = self.ranks[index]
+        if ranks and not moves:
+            rank = ranks[0]
             rank.kernel = -1
-            blocked, rank.blocked = rank.blocked, []
-            for waiting, side in blocked:
-                self.post(waiting, side)
-            self.aim_moving(rank)
-        return touched
+            if rank.blocked:
+                blocked, rank.blocked = rank.blocked, []
+                for waiting, side in blocked:
+                    self.post(waiting, side)
+            if rank.moving:
+                self.aim_moving(rank)
 
     def leave(self, index: int, job: Job) -> None:
         """Let a message give back what it held at both ends."""
-        for number in job.ranks:
-            rank = self.ranks[number]
+        for rank in self.ranks[index]:
             rank.moving.discard(index)
             self.hold(rank, -1)
         if len(job.seconds) == _PACES:
-            self.crowd(job, -1)
+            self.crowd(index, -1)
 
-    def again(self, index: int, job: Job) -> None:
+    def again(self, index: int) -> None:
         """Post the next message of a transfer."""
         self.left[index], self.pace_s[index] = 1.0, -1.0
-        self.unposted[index] = len(job.ranks) | 0b11 << 4  # both ends have asked before
-        for side in range(len(job.ranks)):
+        sides = len(self.ranks[index])
+        self.unposted[index] = sides | 0b11 << 4  # both ends have asked before
+        for side in range(sides):
             self.ask(index, side)
 
     def offer(self, touched: list[int]) -> None:
         """Start or post what can be, of some jobs: transfers first, or kernels first."""
-        jobs = self.jobs
-        for moves in (False, True) if self.kernels_first else (True, False):
-            for index in touched:
-                job = jobs[index]
-                if job.moves is moves and self.ends[index] < 0:
-                    if moves:
-                        self.offer_transfer(index, job)
-                    elif not self.waits[index] and self.heads_all(index, job):
-                        self.offer_kernel(index, job)
+        jobs, ends = self.jobs, self.ends
+        transfers: list[int] = []
+        kernels: list[int] = []
+        for index in touched:
+            (transfers if jobs[index].moves else kernels).append(index)
+        if not self.kernels_first:
+            self.offer_transfers(transfers)
+        for index in kernels:
+            if ends[index] < 0 and not self.waits[index]:
+                for line in self.lines[index]:
+                    if line.first() != index:
+                        break
+                else:
+                    self.offer_kernel(index, jobs[index])
+        if self.kernels_first:
+            self.offer_transfers(transfers)
 
-    def heads_all(self, index: int, job: Job) -> bool:
-        return all(self.queues[queue][self.heads[queue]] == index for queue in job.queues)
+    def offer_transfers(self, transfers: Sequence[int]) -> None:
+        """Post some transfers that have not ended, as far as they can be."""
+        for index in transfers:
+            if self.ends[index] < 0:
+                self.offer_transfer(index, self.jobs[index])
 
     def offer_kernel(self, index: int, job: Job) -> None:
         if job.release_s > self.now:
@@ -216,30 +254,34 @@ class _Run:
             return
         self.starts[index] = self.now
         self.ends[index] = self.now  # taken; the true end follows
-        if not job.ranks:
+        ranks = self.ranks[index]
+        if not ranks:
             self.aim(index, job.seconds[0])
             return
-        rank = self.ranks[job.ranks[0]]
+        rank = ranks[0]
         rank.kernel = index
         self.since_s[index] = self.now
         self.aim(index, job.seconds[min(rank.held, len(job.seconds) - 1)])
-        self.aim_moving(rank)
+        if rank.moving:
+            self.aim_moving(rank)
 
     def offer_transfer(self, index: int, job: Job) -> None:
         if job.release_s > self.now:
             heappush(self.heap, (job.release_s, _RELEASE, index, 0))
             return
-        for side, queue in enumerate(job.queues):
+        waits = self.waits[index]
+        for side, line in enumerate(self.lines[index]):
+            if side == 0 and waits:
+                continue
             posted = self.unposted[index] >> (side + 4) & 1
-            heads = self.queues[queue][self.heads[queue]] == index
-            if posted or not heads or (side == 0 and self.waits[index]):
+            if posted or line.first() != index:
                 continue
             self.unposted[index] |= 1 << (side + 4)
             self.ask(index, side)
 
     def ask(self, index: int, side: int) -> None:
         """Post one end of a transfer as soon as there are SMs for it."""
-        rank = self.ranks[self.jobs[index].ranks[side]]
+        rank = self.ranks[index][side]
         if self.blocking and rank.kernel >= 0 and self.jobs[rank.kernel].wave_s:
             self.block(rank, index, side)
         else:
@@ -262,34 +304,39 @@ class _Run:
 
     def post(self, index: int, side: int) -> None:
         """Post one end of a transfer; start it if that was the last."""
-        job = self.jobs[index]
-        self.hold(self.ranks[job.ranks[side]], 1)
+        ranks = self.ranks[index]
+        self.hold(ranks[side], 1)
         self.unposted[index] -= 1
         if not self.unposted[index] & 3:
+            job = self.jobs[index]
             self.since_s[index] = self.now
             if not self.sent[index]:
                 self.starts[index] = self.now
-            for number in job.ranks:
-                self.ranks[number].moving.add(index)
+            for rank in ranks:
+                rank.moving.add(index)
             if len(job.seconds) == _PACES:
-                self.crowd(job, 1)
-            self.aim(index, job.seconds[self.pace_of(job)])
+                self.crowd(index, 1)
+            self.aim(index, job.seconds[self.pace_of(index, job)])
 
-    def crowd(self, job: Job, change: int) -> None:
+    def crowd(self, index: int, change: int) -> None:
         """Let others at both ends of a transfer know that it moves, or that it does no more."""
-        for number in job.ranks:
-            rank = self.ranks[number]
+        for rank in self.ranks[index]:
             rank.crowd += change
             if rank.crowd >= 1:
                 self.aim_moving(rank)
 
-    def pace_of(self, job: Job) -> int:
+    def pace_of(self, index: int, job: Job) -> int:
         """Which of its paces a transfer has."""
-        if len(job.seconds) == 1:
+        paces = len(job.seconds)
+        if paces == 1:
             return 0
-        beside = any(self.ranks[rank].kernel >= 0 for rank in job.ranks)
-        both = len(job.seconds) == _PACES and any(self.ranks[r].crowd > 1 for r in job.ranks)
-        return 2 * both + beside
+        pace = 0
+        for rank in self.ranks[index]:
+            if rank.kernel >= 0:
+                pace |= 1
+            if rank.crowd > 1 and paces == _PACES:
+                pace |= 2
+        return pace
 
     def hold(self, rank: _Rank, change: int) -> None:
         """Let a transfer take or give back SMs of a rank."""
@@ -301,19 +348,21 @@ class _Run:
 
     def aim_moving(self, rank: _Rank) -> None:
         """Let transfers at a rank run on at the pace that they have now."""
-        for index in sorted(rank.moving):
+        moving = rank.moving
+        for index in sorted(moving) if len(moving) > 1 else tuple(moving):
             job = self.jobs[index]
             if len(job.seconds) > 1:
-                self.aim(index, job.seconds[self.pace_of(job)])
+                self.aim(index, job.seconds[self.pace_of(index, job)])
 
     def aim(self, index: int, pace_s: float) -> None:
         """Set when a job ends if all of it took `pace_s`, as things are now."""
-        if self.pace_s[index] == pace_s:
+        before = self.pace_s[index]
+        if before == pace_s:
             return
-        if self.pace_s[index] > 0:
-            done = (self.now - self.since_s[index]) / self.pace_s[index]
-            self.left[index] = max(0.0, self.left[index] - done)
-        self.since_s[index], self.pace_s[index] = self.now, pace_s
-        self.versions[index] += 1
-        end = self.now + self.left[index] * pace_s
-        heappush(self.heap, (end, 0, index, self.versions[index]))
+        now = self.now
+        left = self.left[index]
+        if before > 0:
+            left = self.left[index] = max(0.0, left - (now - self.since_s[index]) / before)
+        self.since_s[index], self.pace_s[index] = now, pace_s
+        version = self.versions[index] = self.versions[index] + 1
+        heappush(self.heap, (now + left * pace_s, 0, index, version))

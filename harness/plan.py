@@ -206,7 +206,10 @@ class Leg(NamedTuple):
     def arriving(self) -> tuple[Piece, ...]:
         """The pieces as they are named at the destination."""
         version = self.version
-        if all(piece.version == version for piece in self.pieces):
+        for piece in self.pieces:
+            if piece.version != version:
+                break
+        else:
             return self.pieces
         return tuple([Piece(p.tensor, p.chunks, p.heads, version) for p in self.pieces])
 
@@ -357,57 +360,47 @@ class Mode(StrEnum):
     DROP = "drop"
 
 
-class Effect(NamedTuple):
-    """One piece of one place that a task touches."""
+_READ, _TAKE, _CREATE = Mode.READ, Mode.TAKE, Mode.CREATE  # enums are slow to ask, plans long
+_ACCUMULATE, _DROP = Mode.ACCUMULATE, Mode.DROP
 
-    place: Place
-    piece: Piece
-    mode: Mode
+Effect = tuple[Place, Piece, Mode]
+"""One piece of one place that a task touches, and what the task does to it."""
 
 
-def effects(task: Task) -> tuple[Effect, ...]:
+def effects(task: Task) -> list[Effect]:
     """List what a task touches: first what it reads or takes, then what it writes."""
     match task:
         case Tile():
-            return tuple(
-                [Effect(task.place, piece, Mode.READ) for piece in task.reads]
-                + [Effect(task.place, piece, Mode.ACCUMULATE) for piece in task.writes]
-            )
+            place = task.place
+            touched = [(place, piece, _READ) for piece in task.reads]
+            touched += [(place, piece, _ACCUMULATE) for piece in task.writes]
+            return touched
         case Transfer():
             return _leg_effects((task.leg,))
         case Collective():
             return _leg_effects(task.legs)
         case Merge():
             into = [Piece(p.tensor, p.chunks, p.heads) for p in task.sources]
-            return tuple(
-                [Effect(task.place, piece, Mode.TAKE) for piece in task.sources]
-                + [Effect(task.place, piece, Mode.ACCUMULATE) for piece in into]
-            )
+            touched = [(task.place, piece, _TAKE) for piece in task.sources]
+            touched += [(task.place, piece, _ACCUMULATE) for piece in into]
+            return touched
         case Finish():
-            return tuple(
-                [Effect(task.place, piece, Mode.TAKE) for piece in task.parts]
-                + [Effect(task.place, piece, Mode.CREATE) for piece in task.results]
-            )
+            touched = [(task.place, piece, _TAKE) for piece in task.parts]
+            touched += [(task.place, piece, _CREATE) for piece in task.results]
+            return touched
         case Delta():
-            return (
-                Effect(task.place, task.out, Mode.READ),
-                Effect(task.place, task.dout, Mode.READ),
-                Effect(task.place, task.result, Mode.CREATE),
-            )
+            place = task.place
+            read = [(place, task.out, _READ), (place, task.dout, _READ)]
+            return [*read, (place, task.result, _CREATE)]
         case Linear():
-            return tuple(
-                [Effect(task.place, piece, Mode.READ) for piece in task.reads]
-                + [
-                    Effect(
-                        task.place,
-                        piece,
-                        Mode.ACCUMULATE if piece.tensor.is_part else Mode.CREATE,
-                    )
-                    for piece in task.writes
-                ]
-            )
+            touched = [(task.place, piece, _READ) for piece in task.reads]
+            for piece in task.writes:
+                touched.append(
+                    (task.place, piece, _ACCUMULATE if piece.tensor.is_part else _CREATE)
+                )
+            return touched
         case Free():
-            return tuple(Effect(task.place, piece, Mode.DROP) for piece in task.pieces)
+            return [(task.place, piece, _DROP) for piece in task.pieces]
 
 
 def arrivals(legs: Sequence[Leg]) -> dict[tuple[Place, Tensor, int], Piece]:
@@ -442,18 +435,19 @@ def _join(pieces: Sequence[Piece]) -> Piece:
     return Piece(first.tensor, first.chunks, heads, first.version)
 
 
-def _leg_effects(legs: Sequence[Leg]) -> tuple[Effect, ...]:
+def _leg_effects(legs: Sequence[Leg]) -> list[Effect]:
     found = [
-        Effect(leg.src, piece, Mode.TAKE if piece.tensor in _PARTS else Mode.READ)
-        for leg in legs
-        for piece in leg.pieces
+        (src, piece, _TAKE if piece.tensor in _PARTS else _READ)
+        for src, _, pieces, _ in legs
+        for piece in pieces
     ]
     if len(legs) == 1 and len({piece.tensor for piece in legs[0].pieces}) == len(found):
-        found += [Effect(legs[0].dst, piece, Mode.CREATE) for piece in legs[0].arriving]
+        dst = legs[0].dst
+        found += [(dst, piece, _CREATE) for piece in legs[0].arriving]
     else:
         joined = arrivals(legs)
-        found += [Effect(place, piece, Mode.CREATE) for (place, _, _), piece in joined.items()]
-    return tuple(found)
+        found += [(place, piece, _CREATE) for (place, _, _), piece in joined.items()]
+    return found
 
 
 def ordered(task: Task, after: tuple[int, ...]) -> Task:

@@ -7,6 +7,7 @@ it, and the executor and the memory ledger read their buffers from it.
 """
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Access(NamedTuple):
 
 
 _CREATE, _READ, _ACCUMULATE = Mode.CREATE, Mode.READ, Mode.ACCUMULATE
-_LEAVING = (Mode.TAKE, Mode.DROP)
+_TAKE, _DROP = Mode.TAKE, Mode.DROP
 
 
 @dataclass(slots=True)
@@ -75,8 +76,21 @@ class Step:
     frees: tuple[int, ...] = ()
 
 
-_Cells = dict[int, dict[int, int]]
-"""Of one (place, tensor, version): chunk -> slab -> the heads that the slab holds of it."""
+_Cells = dict[int, tuple[tuple[int, int], ...]]
+"""Of one (tensor, version) at one place: chunk -> slabs, and the heads that each holds of it."""
+
+
+class _Held(NamedTuple):
+    """What is at one place.
+
+    Attributes:
+        cells: By tensor and version.
+        whole: Slabs that nothing was taken from yet, by what they hold: most reads are of a whole
+            one.
+    """
+
+    cells: dict[tuple[Tensor, int], _Cells]
+    whole: dict[Piece, tuple[Segment, ...]]
 
 
 class Residency:
@@ -89,9 +103,7 @@ class Residency:
         # Of slabs that were written in part: the last writer of each chunk so written.
         self._parts: dict[int, dict[int, int]] = {}
         self._readers: list[list[int]] = []
-        self._cells: dict[tuple[Place, Tensor, int], _Cells] = {}
-        # Slabs that nothing was taken from yet, by what they hold: most reads are of a whole one.
-        self._whole: dict[tuple[Place, Piece], tuple[Segment, ...]] = {}
+        self._held: defaultdict[Place, _Held] = defaultdict(lambda: _Held({}, {}))
         for place, piece in initial:
             self._create(place, piece, None)
 
@@ -122,16 +134,20 @@ class Residency:
         self, index: int, task: Task, accesses: list[Access] | None, creates: list[int]
     ) -> tuple[int, ...]:
         requires: set[int] = set()
-        whole, writers, readers = self._whole, self._writer, self._readers
+        writers, readers = self._writer, self._readers
         parts, last_use = self._parts, self.last_use
+        here: Place | None = None
+        whole: dict[Piece, tuple[Segment, ...]] = {}
         for place, piece, mode in effects(task):
             if mode is _CREATE:
                 segments = self._create(place, piece, index)
-                creates.append(segments[0].slab)
+                creates.append(segments[0][0])
                 if accesses is not None:
                     accesses.append(Access(place, piece, mode, segments))
                 continue
-            known = whole.get((place, piece))
+            if place is not here:
+                here, whole = place, self._held[place].whole
+            known = whole.get(piece)
             if known is None:
                 if mode is _ACCUMULATE:
                     creates.extend(self._fill(place, piece, index))
@@ -143,19 +159,20 @@ class Residency:
                     writer = writers[slab]
                     if writer is not None:
                         requires.add(writer)
+                last_use[slab] = index
                 if mode is _READ:
                     readers[slab].append(index)
-                elif readers[slab]:
+                    continue
+                if readers[slab]:
                     requires.update(readers[slab])
                 if mode is _ACCUMULATE:
                     self._write(slab, chunks, index)
-                last_use[slab] = index
-            if mode in _LEAVING:
+            if mode is _TAKE or mode is _DROP:
                 self._remove(place, piece, known)
             if accesses is not None:
                 accesses.append(Access(place, piece, mode, known))
         requires.discard(index)
-        return tuple(sorted(requires))
+        return tuple(sorted(requires) if len(requires) > 1 else requires)
 
     def _part_writers(self, slab: int, chunks: tuple[int, ...]) -> Iterator[int]:
         """The tasks that last wrote chunks of a slab that was written in part."""
@@ -170,7 +187,7 @@ class Residency:
         if chunks == self.slabs[slab].piece.chunks:
             self._writer[slab] = index
             self._parts.pop(slab, None)
-            self._readers[slab] = []
+            self._readers[slab].clear()
         else:
             self._parts.setdefault(slab, {}).update(dict.fromkeys(chunks, index))
 
@@ -182,14 +199,15 @@ class Residency:
         Raises:
             AbsentPieceError: Some of it is not there (unless `tolerant`).
         """
-        whole = self._whole.get((place, piece))
+        held_here = self._held[place]
+        whole = held_here.whole.get(piece)
         if whole is not None:
             return whole
-        table = self._cells.get((place, piece.tensor, piece.version), {})
+        table = held_here.cells.get((piece.tensor, piece.version), {})
         runs: list[tuple[int, int, list[int]]] = []
         for chunk in piece.chunks:
             missing = piece.heads
-            for slab, held in table[chunk].items() if chunk in table else ():
+            for slab, held in table.get(chunk, ()):
                 found = held & piece.heads
                 if found:
                     missing &= ~found
@@ -219,14 +237,19 @@ class Residency:
         runs.append((slab, heads, [chunk]))
 
     def _create(self, place: Place, piece: Piece, index: int | None) -> tuple[Segment, ...]:
-        table = self._cells.setdefault((place, piece.tensor, piece.version), {})
-        slab, heads = len(self.slabs), piece.heads
-        for chunk in piece.chunks:
+        here = self._held[place]
+        tensor, chunks, heads, version = piece
+        table = here.cells.get((tensor, version))
+        if table is None:
+            table = here.cells[tensor, version] = {}
+        slab = len(self.slabs)
+        cell = (slab, heads)
+        for chunk in chunks:
             cells = table.get(chunk)
             if cells is None:
-                table[chunk] = {slab: heads}
+                table[chunk] = (cell,)
                 continue
-            for held in cells.values():
+            for _, held in cells:
                 if held & heads:
                     raise OverwriteError(
                         "nothing is overwritten in use",
@@ -234,9 +257,9 @@ class Residency:
                         task=index,
                         detail=f"{piece} arrives, but chunk {chunk} is already there",
                     )
-            cells[slab] = heads
-        whole = (Segment(slab, piece.chunks, heads),)
-        self._whole[place, piece] = whole
+            table[chunk] = (*cells, cell)
+        whole = (Segment(slab, chunks, heads),)
+        here.whole[piece] = whole
         self.slabs.append(Slab(slab, place, piece))
         self.last_use.append(-1 if index is None else index)
         self._writer.append(index)
@@ -245,14 +268,14 @@ class Residency:
 
     def _fill(self, place: Place, piece: Piece, index: int) -> Iterator[int]:
         """Create accumulators for the cells of a piece that have none yet."""
-        table = self._cells.get((place, piece.tensor, piece.version), {})
+        table = self._held[place].cells.get((piece.tensor, piece.version), {})
         groups: list[tuple[int, list[int]]] = []
         if not table:
             yield self._create(place, piece, index)[0].slab
             return
         for chunk in piece.chunks:
             missing = piece.heads
-            for held in table.get(chunk, {}).values():
+            for _, held in table.get(chunk, ()):
                 missing &= ~held
             if not missing:
                 continue
@@ -265,36 +288,43 @@ class Residency:
             yield self._create(place, part, index)[0].slab
 
     def _remove(self, place: Place, piece: Piece, segments: tuple[Segment, ...]) -> None:
-        table = self._cells.get((place, piece.tensor, piece.version), {})
+        here = self._held[place]
+        table = here.cells.get((piece.tensor, piece.version), {})
         for slab, chunks, heads in segments:
-            self._whole.pop((place, self.slabs[slab].piece), None)
+            here.whole.pop(self.slabs[slab].piece, None)
             for chunk in chunks:
-                cells = table[chunk]
-                rest = cells[slab] & ~heads
+                rest = [
+                    (other, left)
+                    for other, held in table[chunk]
+                    if (left := held & ~heads if other == slab else held)
+                ]
                 if rest:
-                    cells[slab] = rest
+                    table[chunk] = tuple(rest)
                 else:
-                    del cells[slab]
-                    if not cells:
-                        del table[chunk]
+                    del table[chunk]
 
     def held(self) -> Iterator[tuple[int, Place, Piece]]:
         """List what is there now, by the slab that it lies in."""
-        for (place, tensor, version), table in self._cells.items():
+        for place, tensor, version, table in self._tables():
             parts: dict[tuple[int, int], list[int]] = {}
             for chunk, cells in table.items():
-                for slab, heads in cells.items():
+                for slab, heads in cells:
                     parts.setdefault((slab, heads), []).append(chunk)
             for (slab, heads), chunks in parts.items():
                 yield slab, place, Piece(tensor, tuple(chunks), heads, version)
 
     def left(self) -> Iterator[tuple[Place, Piece]]:
         """List the partial results that nobody took, chunk by chunk."""
-        for (place, tensor, version), table in self._cells.items():
+        for place, tensor, version, table in self._tables():
             if tensor.is_part:
                 for chunk, cells in table.items():
-                    for heads in cells.values():
+                    for _, heads in cells:
                         yield place, Piece(tensor, (chunk,), heads, version)
+
+    def _tables(self) -> Iterator[tuple[Place, Tensor, int, _Cells]]:
+        for place, here in self._held.items():
+            for (tensor, version), table in here.cells.items():
+                yield place, tensor, version, table
 
 
 @dataclass(frozen=True, slots=True)

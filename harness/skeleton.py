@@ -41,6 +41,7 @@ from harness.sizes import linear_flops, width
 
 RESULTS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
 _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
+_DELTA = Tensor.DELTA  # enums are slow to ask, plans long
 _STREAMS = 8  # queues per rank: one for kernels, then (out, in) per link class
 _COLLECTIVES = 7  # a line that only folding knows
 
@@ -213,10 +214,9 @@ def skeleton(
     """
     plan = program.plan
     parts: list[Part] = []
-    ends: list[int] = []
     queries, sizes, made = _queries(plan), _Sizes(plan), calls or calls_of
-    for index, task in enumerate(plan.tasks):
-        after = tuple(sorted({ends[earlier] for earlier in task.after}))
+    for index, task in enumerate(plan.tasks):  # a part for each, so parts are numbered as tasks
+        after = task.after if len(task.after) <= 1 else tuple(sorted(set(task.after)))
         match task:
             case Transfer():
                 parts.append(_transfer(sizes, task.leg, after, gpus_per_node, index))
@@ -230,7 +230,6 @@ def skeleton(
                 rank = task.place.rank
                 need = _compute(program, index, made, sizes, queries.get(rank, 0))
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
-        ends.append(len(parts) - 1)
     problem = plan.problem
     whole = _launched(_batched(parts)) if eager else parts
     alike = dict.fromkeys(range(problem.cp), 1)
@@ -324,11 +323,12 @@ def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
 
     A window or any other mask that is no triangle is one call with its mean density.
     """
-    q = tuple(plan.q_chunks[c] for c in tile.q)
-    kv = tuple(plan.kv_chunks[c] for c in tile.kv)
-    rows, columns, heads = sum(map(len, q)), sum(map(len, kv)), tile.heads.bit_count()
+    rows, columns = plan.tokens(tile.reads[0]), plan.tokens(tile.reads[1])
+    heads = tile.heads.bit_count()
     if tile.area == rows * columns:
         return (Call(rows, columns, heads, False, 1.0),)
+    q = tuple(plan.q_chunks[c] for c in tile.q)
+    kv = tuple(plan.kv_chunks[c] for c in tile.kv)
     pattern = plan.problem.pattern
     if any(band.hi is not None for a in q for b in kv for band in pattern.regions(a, b)):
         return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
@@ -375,6 +375,7 @@ class _Sizes:
 
     plan: Plan
     known: dict[tuple[Piece, ...], Size] = field(default_factory=dict)
+    moving: dict[tuple[tuple[Piece, ...], bool], Need] = field(default_factory=dict)
 
     def of(self, pieces: Iterable[Piece]) -> Size:
         key = tuple(pieces)
@@ -382,6 +383,15 @@ class _Sizes:
         if size is None:
             size = self.known[key] = _size(self.plan, key)
         return size
+
+    def move(self, pieces: tuple[Piece, ...], *, far: bool) -> Need:
+        """What a transfer of pieces takes."""
+        need = self.moving.get((pieces, far))
+        if need is None:
+            messages = len({piece.tensor for piece in pieces})
+            need = Need("transfer", size=self.of(pieces), far=far, messages=messages)
+            self.moving[pieces, far] = need
+        return need
 
 
 def _size(plan: Plan, pieces: Iterable[Piece]) -> Size:
@@ -409,9 +419,7 @@ def _transfer(
     far = src // gpus_per_node != dst // gpus_per_node
     base = 3 if far else 1
     queues = (src * _STREAMS + base, dst * _STREAMS + base + 1)
-    messages = len({piece.tensor for piece in leg.pieces})
-    need = Need("transfer", size=sizes.of(leg.pieces), far=far, messages=messages)
-    return Part(queues, (src, dst), after, need, index)
+    return Part(queues, (src, dst), after, sizes.move(leg.pieces, far=far), index)
 
 
 def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
@@ -458,10 +466,12 @@ def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries:
     plan = program.plan
     match task := plan.tasks[index]:
         case Tile():
-            slabs = program.slabs
-            fresh = {slabs[slab].piece.tensor for slab in program.steps[index].creates}
-            old = [piece for piece in task.writes if piece.tensor not in fresh]
-            delta = any(piece.tensor is Tensor.DELTA for piece in task.reads)
+            slabs, creates = program.slabs, program.steps[index].creates
+            old = task.writes
+            if creates:
+                fresh = {slabs[slab].piece.tensor for slab in creates}
+                old = tuple([piece for piece in old if piece.tensor not in fresh])
+            delta = task.reads[-1].tensor is _DELTA
             made = calls(plan, task)
             return Need(
                 "tile",
@@ -469,7 +479,7 @@ def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries:
                 size=sizes.of(old),
                 delta=delta,
                 again=task.direction is not plan.direction,
-                sliced=sum(call.rows for call in made) < queries,
+                sliced=sum([call.rows for call in made]) < queries,
             )
         case Merge():
             return Need("merge", size=sizes.of(task.sources))

@@ -141,15 +141,19 @@ def output_gradients(b: PlanBuilder, rank: int) -> None:
 
 def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
     """Chunks that must reach each (rank, step): for itself and for those it passes them to."""
-    needs: dict[Holder, set[int]] = {}
+    needs: dict[Holder, Chunks] = {}
+    onward: dict[Holder, set[int]] = {}  # what those need to whom a holder passes keys
     for step in reversed(range(ring.steps)):
         for rank, seat in enumerate(ring.seats):
             kv = ring.seats[ring.source(rank, step)].kv
-            mine = needs.setdefault((rank, step), set())
-            mine.update(b.needed_kv(seat.q, kv) if b.prune else kv)
+            mine = b.needed_kv(seat.q, kv) if b.prune else kv
+            others = onward.pop((rank, step), None)
+            if others is not None and not others.issubset(mine):
+                mine = tuple(others.union(mine))
+            needs[rank, step] = mine = tuple(sorted(mine)) if len(mine) > 1 else mine
             if step:
-                needs.setdefault(ring.parent(rank, step), set()).update(mine)
-    return {holder: tuple(sorted(chunks)) for holder, chunks in needs.items()}
+                onward.setdefault(ring.parent(rank, step), set()).update(mine)
+    return needs
 
 
 class _GradientRoutes:

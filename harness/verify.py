@@ -76,7 +76,15 @@ _TILE_WRITES = {
     Direction.FORWARD: (Tensor.OUT_PART, Tensor.LSE_PART),
     Direction.BACKWARD: (Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART),
 }
+_TILE_SIDES = {
+    (way, reads, _TILE_WRITES[way]): tuple([t.on_kv for t in (*reads, *_TILE_WRITES[way])])
+    for way, forms in _TILE_READS.items()
+    for reads in forms
+}
+"""Of each form of a tile, which of its pieces lie on keys."""
 _ROTATED = frozenset({Tensor.Q, Tensor.K, Tensor.DQ, Tensor.DK})
+_FORWARD = Direction.FORWARD  # enums are slow to ask, plans long
+_DEVICE = Memory.DEVICE
 _GRID_RANKS = 8
 
 
@@ -166,8 +174,9 @@ def _tables(plan: Plan) -> None:
 
 def _fit(plan: Plan, index: int, task: Task) -> None:
     """The pieces of a task fit one another, and it runs where it can."""
+    cp = plan.problem.cp
     for rank in ranks_of(task):
-        if not 0 <= rank < plan.problem.cp:
+        if not 0 <= rank < cp:
             raise _misfit(index, task, "a task runs on a rank of the plan", f"rank {rank}")
     match task:
         case Tile():
@@ -181,19 +190,20 @@ def _fit(plan: Plan, index: int, task: Task) -> None:
             _fit_merge(index, task)
         case Finish() | Free() | Transfer() | Collective():
             return
-    if task.place.memory is not Memory.DEVICE:
+    if task.place.memory is not _DEVICE:
         raise _misfit(index, task, "a device computes; the host only stores")
 
 
 def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
     reads = tuple([piece.tensor for piece in tile.reads])
     writes = tuple([piece.tensor for piece in tile.writes])
+    way = tile.direction
     # A layer's backward plan may attend forward again, to make what was not saved.
-    again = plan.scope is Scope.LAYER and tile.direction is Direction.FORWARD
+    again = way is _FORWARD and plan.scope is Scope.LAYER
+    sides = _TILE_SIDES.get((way, reads, writes))
     if (
-        (tile.direction is not plan.direction and not again)
-        or reads not in _TILE_READS[tile.direction]
-        or writes != _TILE_WRITES[tile.direction]
+        sides is None
+        or (way is not plan.direction and not again)
         or any(piece.version for piece in tile.writes)
     ):
         raise _misfit(
@@ -204,8 +214,7 @@ def _fit_tile(plan: Plan, index: int, tile: Tile) -> None:
         )
     q, kv, heads = tile.q, tile.kv, tile.heads
     kv_heads = plan.problem.kv_heads(heads)
-    for piece in (*tile.reads, *tile.writes):
-        on_kv = piece.tensor.on_kv
+    for on_kv, piece in zip(sides, tile.reads + tile.writes, strict=True):
         if piece.chunks != (kv if on_kv else q) or piece.heads != (kv_heads if on_kv else heads):
             raise _misfit(
                 index,
