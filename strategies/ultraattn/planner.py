@@ -11,7 +11,7 @@ levels are improvements. Both directions share the layout that is fastest for th
 level that is off leaves what it gets as it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -85,6 +85,12 @@ class Planned:
     plan: Plan
     report: Mapping[str, Any]
 
+    @property
+    def seconds(self) -> float:
+        """What the plan takes by its timeline."""
+        seconds: float = self.report["makespan_s"]
+        return seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
@@ -97,6 +103,7 @@ class _Trial:
 
 
 _Pair = dict[Direction, _Trial]
+_Plans = dict[Direction, Planned]
 
 
 def plan_both(problem: Problem, mode: Mode, context: Context) -> dict[Direction, Planned]:
@@ -108,8 +115,10 @@ def plan_both(problem: Problem, mode: Mode, context: Context) -> dict[Direction,
         context: The cluster.
     """
     nodes, gpus = nodes_and_gpus(problem.cp, context.gpus_per_node)
-    scene = _Scene(problem, mode, Nodes(nodes=nodes, gpus=gpus), machine_of(problem, context))
-    return scene.planned()
+    machine = machine_of(problem, context)
+    # What a calibration knows beyond the timeline: transfers slow kernels, and more.
+    judge = context.evaluate if machine.fitted is not None else None
+    return _Scene(problem, mode, Nodes(nodes=nodes, gpus=gpus), machine, judge).planned()
 
 
 def machine_of(problem: Problem, context: Context) -> Cluster:
@@ -123,16 +132,24 @@ def machine_of(problem: Problem, context: Context) -> Cluster:
 class _Scene:
     """What all steps of one planning share."""
 
-    def __init__(self, problem: Problem, mode: Mode, shape: Nodes, machine: Cluster) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        mode: Mode,
+        shape: Nodes,
+        machine: Cluster,
+        judge: Callable[[Plan], float] | None = None,
+    ) -> None:
         self.problem = problem
         self.mode = mode
         self.machine = machine
+        self.judge = judge
         self.cache = Cache(cache_folder() / "tiles")
         ratio = machine.nvlink.bandwidth_bytes_per_s / machine.nic.bandwidth_bytes_per_s
         weighed = shape.nodes > 1 and not mode.published
         self.shape = replace(shape, inside_speed=ratio if weighed else None)
 
-    def planned(self) -> dict[Direction, Planned]:
+    def planned(self) -> _Plans:
         """Plan both directions over the layout that takes the least time in both together.
 
         Rows at their owners, where tokens lie as they come or, in one node, as a zigzag or a
@@ -147,16 +164,35 @@ class _Scene:
         laid = [list(self._pairs(each)) for each in layouts(self.problem, *shape, remap=remap)]
         owners, placed = laid[0][-1], list(self._placed()) if remap else []
         best = self._best([both for both in chain(*laid) if _no_slower(both, owners)])
-        simple = fastest([_times(both) for both in (owners, *placed)])
         found = [self._refined(best)]
         dealt = [both for both in placed if _no_slower(both, owners)]
         if dealt:
             other = self._best(dealt)
             near = _total(_times(other)) <= _NEAR * _total(_times(best))
-            if near or not is_fair(_makespans(found[0]), simple):
+            simple = fastest([_times(both) for both in (owners, *placed)])
+            if near or not is_fair(_times(found[0]), simple):
                 found.append(self._refined(other))
-        times = [_makespans(both) for both in found]
-        return found[min(fair(times, simple), key=lambda index: _total(times[index]))]
+        return self._chosen(found, [owners, *placed])
+
+    def _chosen(self, found: Sequence[_Plans], plain: Sequence[_Pair]) -> _Plans:
+        """Return the pair of plans of the least time, of those that are fair to both directions.
+
+        Where a calibration judges, and finds none of them as fast as rows at their owners, those
+        are refined too: what they do not send slows no kernel.
+        """
+        times, simple = list(map(self._judged, found)), list(map(self._judged, plain))
+        least = fastest(simple)
+        if self.judge is not None and not any(is_fair(each, least) for each in times):
+            totals = list(map(_total, simple))
+            found = [*found, self._refined(plain[totals.index(min(totals))])]
+            times.append(self._judged(found[-1]))
+        return found[min(fair(times, least), key=lambda index: _total(times[index]))]
+
+    def _judged(self, both: Mapping[Direction, Planned] | _Pair) -> Times:
+        """Return what plans take, by the judge if there is one."""
+        if self.judge is None:
+            return _times(both)
+        return {direction: self.judge(each.plan) for direction, each in both.items()}
 
     def _placed(self) -> Iterator[_Pair]:
         """Yield rows at their owners, with tokens dealt so that a causal pattern is balanced."""
@@ -173,7 +209,7 @@ class _Scene:
         close = [both for both, s in zip(pairs, totals, strict=True) if s <= min(totals) * _CLOSE]
         return min(close, key=lambda both: sum(map(self._crossing, both.values())))
 
-    def _refined(self, pair: _Pair) -> dict[Direction, Planned]:
+    def _refined(self, pair: _Pair) -> _Plans:
         return {direction: self._finished(trial) for direction, trial in pair.items()}
 
     def _crossing(self, trial: _Trial) -> int:
@@ -306,12 +342,8 @@ def _total(times: Times) -> float:
     return sum(times.values())
 
 
-def _times(both: _Pair) -> Times:
-    return {direction: trial.seconds for direction, trial in both.items()}
-
-
-def _makespans(both: Mapping[Direction, Planned]) -> Times:
-    return {direction: each.report["makespan_s"] for direction, each in both.items()}
+def _times(both: Mapping[Direction, Planned] | _Pair) -> Times:
+    return {direction: each.seconds for direction, each in both.items()}
 
 
 def _said(order: Order | Placement) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def _both(
     def make() -> Kept:
         if candidates and context.others is not None:
             own = _both(bare, mode, context, candidates=False)
-            machine = machine_of(bare, context)
-            found = or_others(bare, own, context.others, partial(seconds_of, machine))
+            judge = context.evaluate or partial(seconds_of, machine_of(bare, context))
+            found = or_others(bare, own, context.others, judge)
         else:
             name = NAMES[mode.published]
             logging.getLogger(__name__).info(_SEARCHES, name, bare.cp, mode.seconds)

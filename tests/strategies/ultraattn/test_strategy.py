@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.cluster import cluster
 from harness.contexts import context_on
+from harness.defaults import usual
 from harness.levels import Level, read_levels, spell_levels
 from harness.plan import Plan, legs_of
 from harness.problem import Direction, Dtype, Problem
@@ -181,6 +182,21 @@ def test_with_candidates_no_direction_is_slower_than_a_ring(pattern: str) -> Non
         assert set(said["candidates_s"]) >= {"ultraattn", *rings, "ulysses"}
         assert (said["fallback"] or "ultraattn") in said["candidates_s"]
         assert seconds(plan) <= 1.01 * min(seconds(each[index]) for each in rings.values())
+
+
+@pytest.mark.parametrize("pattern", ["causal", "star"])
+def test_a_calibrated_cluster_judges_by_all_that_it_knows(pattern: str) -> None:
+    """Transfers slow the kernels beside them there, which the planner's timeline does not know."""
+    p, context = usual(pattern, 8, 16384, 32, 8), context_on(cluster("h100-hamming"))
+    assert context.evaluate is not None
+    taken = both(f"ultraattn:{QUICK},candidates=true", p, context)
+    own, owners = both(f"ultraattn:{QUICK}", p, context), both("owner", p, context)
+    for index in range(2):
+        seconds_of_rings = [
+            context.evaluate(both(name, p, context)[index]) for name in ("ring", "zigzag", "stripe")
+        ]
+        assert context.evaluate(taken[index]) <= 1.01 * min(seconds_of_rings)
+        assert context.evaluate(own[index]) <= 1.01 * context.evaluate(owners[index])
 
 
 @pytest.mark.parametrize("pattern", ["causal", "star"])
