@@ -2,10 +2,10 @@
 
 Every rank has queues, first in first out: one for kernels, and an outgoing and an incoming one per
 link class. A kernel starts when it heads its queue and what it needs is there. A transfer is posted
-at each end apart, when it heads that end's queue (and, at the source, its data are there), and runs
-from the later posting. From its posting until its end it holds some of that rank's streaming
-multiprocessors (SMs), so a kernel beside it has fewer; and, with `blocking`, one that comes
-while a kernel's thread blocks fill the GPU is posted only when a wave of them ends.
+at each end apart, when it heads that end's queue and what that end waits for is there (at the
+source, the data), and runs from the later posting. From its posting until its end it holds some of
+that rank's streaming multiprocessors (SMs), so a kernel beside it has fewer; and, with `blocking`,
+one that comes while a kernel's thread blocks fill the GPU is posted only when a wave of them ends.
 
     kernels   [ tile 0: one wave ][ tile 1, fewer SMs ][ tile 2 ]
     incoming         ............[ leg, posted only when tile 0 ends ]
@@ -43,7 +43,7 @@ class Job(NamedTuple):
         seconds: For how long. Of a kernel, per number of transfers that hold SMs beside it; of a
             transfer, if no kernel runs at either end, and if one does; then the same while another
             of such transfers is under way at an end. One entry if it is all the same.
-        after: Jobs that it waits for.
+        after: Jobs that it waits for; of a transfer, that its source does.
         release_s: Not to start before: when the host has launched it.
         wave_s: Of a kernel that fills the GPU, how long a wave of its thread blocks takes; else 0.
         moves: Whether it is a transfer.
@@ -51,6 +51,7 @@ class Job(NamedTuple):
             begin, not for the next wave: all thread blocks launched before it come first.
         messages: Of a transfer, how many messages it is, each of `seconds`, one after another. A
             kernel starts beside the first at the latest, so the others are patient.
+        gates: Of a transfer, jobs that its destination waits for before it posts.
     """
 
     queues: tuple[int, ...]
@@ -62,6 +63,7 @@ class Job(NamedTuple):
     moves: bool = False
     patient: bool = False
     messages: int = 1
+    gates: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +114,9 @@ class _Run:
         self.starts = [0.0] * len(jobs)
         self.ends = [-1.0] * len(jobs)
         self.waits = [len(job.after) for job in jobs]
+        self.gated = [len(job.gates) for job in jobs]
         self.followers: list[list[int]] = [[] for _ in jobs]
+        self.opened: dict[int, list[int]] = {}  # by job, the transfers whose destinations wait
         self.unposted = [len(job.queues) for job in jobs]
         lines: defaultdict[int, _Line] = defaultdict(_Line)
         ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
@@ -124,6 +128,8 @@ class _Run:
         for index, job in enumerate(jobs):
             for earlier in job.after:
                 self.followers[earlier].append(index)
+            for earlier in job.gates:
+                self.opened.setdefault(earlier, []).append(index)
             queues, numbers = job.queues, job.ranks
             if queues not in many_lines:
                 many_lines[queues] = tuple([lines[queue] for queue in queues])
@@ -191,6 +197,10 @@ class _Run:
         for follower in self.followers[index]:
             waits[follower] -= 1
             if not waits[follower]:
+                touched.append(follower)
+        for follower in self.opened.get(index, ()):
+            self.gated[follower] -= 1
+            if not self.gated[follower]:
                 touched.append(follower)
         for line in self.lines[index]:
             line.head += 1
@@ -269,9 +279,9 @@ class _Run:
         if job.release_s > self.now:
             heappush(self.heap, (job.release_s, _RELEASE, index, 0))
             return
-        waits = self.waits[index]
+        waits = self.waits[index], self.gated[index]
         for side, line in enumerate(self.lines[index]):
-            if side == 0 and waits:
+            if waits[side]:
                 continue
             posted = self.unposted[index] >> (side + 4) & 1
             if posted or line.first() != index:

@@ -165,6 +165,7 @@ class Pricer:
                     moves,
                     patient,
                     messages,
+                    part.gates,
                 )
             )
         return jobs

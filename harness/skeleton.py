@@ -148,6 +148,7 @@ class Part(NamedTuple):
         peers: Of a collective, the ranks that exchange.
         launched: Per rank, what its host must have launched before this can run.
         latest: Of a transfer between nodes, per rank the last kernel launched before it.
+        gates: As there.
     """
 
     queues: tuple[int, ...]
@@ -158,6 +159,7 @@ class Part(NamedTuple):
     peers: tuple[int, ...] = ()
     launched: tuple[Launched, ...] = ()
     latest: tuple[int, ...] = ()
+    gates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,15 @@ class Skeleton:
             seconds, wave_s = known[part.need]
             moves = part.need.kind == "transfer"
             jobs.append(
-                Job(part.queues, part.ranks, seconds, part.after, wave_s=wave_s, moves=moves)
+                Job(
+                    part.queues,
+                    part.ranks,
+                    seconds,
+                    part.after,
+                    wave_s=wave_s,
+                    moves=moves,
+                    gates=part.gates,
+                )
             )
         return jobs
 
@@ -219,7 +229,8 @@ def skeleton(
         after = task.after if len(task.after) <= 1 else tuple(sorted(set(task.after)))
         match task:
             case Transfer():
-                parts.append(_transfer(sizes, task.leg, after, gpus_per_node, index))
+                part = _transfer(sizes, task.leg, after, gpus_per_node, index)
+                parts.append(_gated(part, parts) if len(part.ranks) > 1 else part)
             case Collective():
                 need = _collective(plan, task, gpus_per_node)
                 peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
@@ -422,6 +433,15 @@ def _transfer(
     return Part(queues, (src, dst), after, sizes.move(leg.pieces, far=far), index)
 
 
+def _gated(part: Part, parts: Sequence[Part]) -> Part:
+    """Let the destination of a transfer wait for what goes on there alone, not the source."""
+    src, dst = part.ranks
+    gates = tuple([n for n in part.after if dst in parts[n].ranks and src not in parts[n].ranks])
+    if not gates:
+        return part
+    return part._replace(after=tuple(n for n in part.after if n not in gates), gates=gates)
+
+
 def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
     """What the busiest rank receives from others, from its own node and from afar."""
     near: dict[int, list[Piece]] = {}
@@ -517,6 +537,7 @@ def _folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:
                 queues=queues,
                 ranks=ranks,
                 after=stands(part.after),
+                gates=stands(part.gates),
                 latest=stands(part.latest),
                 peers=tuple(sorted({alike[rank] for rank in part.peers})),
                 launched=part.launched if part.ranks else tuple(dict.fromkeys(part.launched)),
@@ -569,6 +590,7 @@ def _kinds(parts: Sequence[Part]) -> list[int]:
                 (
                     kinds[index],
                     tuple(sorted({kinds[earlier] for earlier in part.after})),
+                    tuple(sorted({kinds[earlier] for earlier in part.gates})),
                     tuple([kinds[earlier] for earlier in part.latest]),
                     tuple([alike[rank] for rank in part.peers or part.ranks]),
                 )

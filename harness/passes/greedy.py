@@ -132,13 +132,14 @@ def improve(
     in a balanced plan no single rank's gain shortens the whole until every rank has its own.
 
     Args:
-        plan: A plan.
+        plan: A plan; edges that its tasks do not need go (see `gates`).
         cluster: Where it runs.
         finders: What to look for.
         evaluate: Seconds of a whole plan, the timeline's own by default. The result is judged by
             it once more, and given up if it takes longer.
         most_tries: Stop after so many tries.
     """
+    plan = rebuilt(plan, plan.tasks)
     scene = Scene(plan, cluster)
     line = scene.timeline
     found = [each for finder in finders for each in finder(scene) if each.gain_s > 0]

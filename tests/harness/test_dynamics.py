@@ -15,9 +15,15 @@ def kernel(
 
 
 def transfer(
-    src: int, dst: int, *seconds: float, after: tuple[int, ...] = (), patient: bool = False
+    src: int,
+    dst: int,
+    *seconds: float,
+    after: tuple[int, ...] = (),
+    patient: bool = False,
+    gates: tuple[int, ...] = (),
 ) -> Job:
-    return Job((src * 8 + 1, dst * 8 + 2), (src, dst), seconds, after, 0.0, 0.0, True, patient)
+    queues = (src * 8 + 1, dst * 8 + 2)
+    return Job(queues, (src, dst), seconds, after, 0.0, 0.0, True, patient, gates=gates)
 
 
 def test_kernels_of_a_rank_run_one_after_another_and_of_two_side_by_side() -> None:
@@ -47,6 +53,15 @@ def test_a_transfer_holds_sms_while_it_runs() -> None:
 def test_a_transfer_that_waits_for_its_data_holds_sms_at_the_receiver_alone() -> None:
     jobs = [kernel(0, 3.0, 9.0), transfer(0, 1, 1.0, after=(0,)), kernel(1, 2.0, 4.0)]
     assert run(jobs)[1] == pytest.approx([3.0, 4.0, 4.0])
+
+
+def test_a_receiver_with_a_gate_holds_no_sms_before_it_opens() -> None:
+    jobs = [kernel(0, 3.0, 9.0), transfer(0, 1, 1.0, after=(0,), gates=(2,)), kernel(1, 2.0, 4.0)]
+    assert run(jobs)[1] == pytest.approx([3.0, 4.0, 2.0])
+    # and a sender that is ready before the gate opens waits for it, with SMs that it holds
+    jobs = [kernel(0, 1.0, 3.0), transfer(0, 1, 1.0, gates=(2,)), kernel(1, 2.0, 4.0)]
+    assert run(jobs)[0] == pytest.approx([0.0, 2.0, 0.0])
+    assert run(jobs)[1] == pytest.approx([3.0, 3.0, 2.0])
 
 
 def test_a_transfer_moves_slower_beside_a_kernel() -> None:

@@ -1,8 +1,11 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from harness.cluster import cluster
 from harness.dynamics import run
+from harness.gates import posted_late
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.skeleton import Need, calls_of, skeleton
@@ -11,11 +14,12 @@ from patterns import make_pattern
 from strategies import strategy
 
 CASES = (
-    ("grid:rows=8", "full", 8),
-    ("grid:rows=2", "full", 8),
-    ("ring", "full", 16),
-    ("zigzag", "causal", 8),
-    ("owner", "strided", 8),
+    ("grid:rows=8", "full", 8, False),
+    ("grid:rows=2", "full", 8, False),
+    ("grid:rows=4", "full", 8, True),
+    ("ring", "full", 16, False),
+    ("zigzag", "causal", 8, False),
+    ("owner", "strided", 8, False),
 )
 
 
@@ -32,10 +36,15 @@ def program(text: str, pattern: str, cp: int, direction: Direction, heads: int =
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(("text", "pattern", "cp"), CASES)
-def test_folding_changes_no_time(text: str, pattern: str, cp: int, direction: Direction) -> None:
+@pytest.mark.parametrize(("text", "pattern", "cp", "late"), CASES)
+def test_folding_changes_no_time(
+    text: str, pattern: str, cp: int, late: bool, direction: Direction
+) -> None:
     made = program(text, pattern, cp, direction)
+    if late:
+        made = verify(posted_late(made.plan, cluster("h100-1x8")))
     whole, folded = skeleton(made, 8, fold=False), skeleton(made, 8)
+    assert any(part.gates for part in whole.parts) is late
     assert len(whole.parts) == whole.folded == folded.folded
     for move, wave_s, blocking in product((0.05, 0.37, 1.3), (0.0, 0.3, 1.0), (False, True)):
 
@@ -51,6 +60,19 @@ def test_folding_changes_no_time(text: str, pattern: str, cp: int, direction: Di
 
         ends = [max(run(s.priced(price), blocking=blocking)[1]) for s in (whole, folded)]
         assert ends[0] == ends[1]
+
+
+def test_a_rank_that_posts_sooner_than_others_is_no_longer_like_them() -> None:
+    late = posted_late(
+        program("grid:rows=4", "full", 8, Direction.BACKWARD).plan, cluster("h100-1x8")
+    )
+    even = skeleton(verify(late), 8)
+    gated = next(part for part in skeleton(verify(late), 8, fold=False).parts if part.gates)
+    tasks = list(late.tasks)
+    after = tuple(n for n in tasks[gated.task].after if n not in gated.gates)
+    tasks[gated.task] = replace(tasks[gated.task], after=after)
+    uneven = skeleton(verify(replace(late, tasks=tuple(tasks))), 8)
+    assert len(uneven.parts) > len(even.parts)
 
 
 def test_a_plan_that_ranks_run_in_step_folds_to_one_rank() -> None:
