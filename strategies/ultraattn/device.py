@@ -28,6 +28,7 @@ _NO_ROOM = (
 )
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
 _WALKS = 4  # times as long as a try of a proof, which seldom ends where a walk is needed
+_HOPELESS = 600  # blocks x devices beyond which the solver has never ended; a walk has the time
 _COARSE = 0.25  # share of the time that goes to a coarser instance first
 _VOLUME = 0.2  # share of the time that goes to the volume
 
@@ -99,6 +100,7 @@ def assign(
     source, climbing, slice_s = "bound", True, _FIRST_S
     decider = Decider(instance, seed)
     walk = Walk(instance, seed, plans) if len(instance.blocks) > MOST_BLOCKS else None
+    hopeless = walk is not None and len(instance.blocks) * instance.devices > _HOPELESS
     while best.value > bound:
         if time.process_time() >= end:
             source = "budget"
@@ -113,9 +115,9 @@ def assign(
             search.run(end, bound)
         else:
             walk.best = best
-            walk.run(min(end, time.process_time() + _WALKS * slice_s), bound)
+            walk.run(end if hopeless else min(end, time.process_time() + _WALKS * slice_s), bound)
         best = better(best, search.best if walk is None else walk.best) or best
-        if best.value == bound or best.value < before:
+        if best.value == bound or best.value < before or hopeless:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)
         proved, found = decider.decide(best.value - grain, slice_end)

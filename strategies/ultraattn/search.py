@@ -22,10 +22,11 @@ _CHAINS = 256
 _ROUND = 2000  # steps from hot to cold; each round is twice as long
 _LONGEST = 4000
 _HOT, _COLD = 0.6, 0.15
+_OVERLOAD = 0.85  # price of the squared excess of work, by half a block
 _SWAPS = 0.5
 _TRIES = 6
 _NEAR = 0.7  # moves towards a device that already has the block's row or column
-_SPREAD = 0.02  # share of random blocks that a restart moves
+_SETTLED = 0.95  # moves towards a device that has any other block
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,27 @@ class Chains:
 
         `limit` and `price` are per (received, sent, work) of each device.
         """
-        t, n, m, rng = self.tables, self.n, len(self.device), self.rng
-        chain = self.chain
+        moves = self._moves(self.chain)
+        before = self._penalty(self.flow, limit, price, volume_price)
+        after = self._penalty(self.flow + moves.change, limit, price, volume_price)
+        self._make(moves, np.flatnonzero(self._accepted(moves, after - before, heat)))
+
+    def first(self, limit: Reals, price: Reals, heat: float, looks: int) -> int:
+        """Look at many moves of the only chain, and make the first that is accepted.
+
+        Returns:
+            How many moves that took: `looks` when none was accepted.
+        """
+        moves = self._moves(np.zeros(looks, dtype=np.int64))
+        before = self._penalty(self.flow, limit, price, 0.0)
+        after = self._penalty(self.flow + moves.change, limit, price, 0.0)
+        accepted = np.flatnonzero(self._accepted(moves, after - before, heat))[:1]
+        self._make(moves, accepted)
+        return int(accepted[0]) + 1 if len(accepted) else looks
+
+    def _moves(self, chain: Ints) -> "Moves":
+        """Draw a move for each place of `chain`, in the chain that stands there."""
+        t, n, m, rng = self.tables, self.n, len(chain), self.rng
         random = rng.random((4, m))
         first = t.free[(random[0] * len(t.free)).astype(np.int64)]
         width = self._partners.shape[1]
@@ -123,26 +143,32 @@ class Chains:
         far = t.free[(random[1] * len(t.free)).astype(np.int64)]
         second = np.where(random[2] < _NEAR, near, far)
         old, new = self.device[chain, first], self.device[chain, second]
-        wander = (random[2] > 0.95) | (old == new)
+        wander = (random[2] > _SETTLED) | (old == new)
         new = np.where(wander, (rng.random(m) * n).astype(np.int64), new)
         # a block of the new device, if one of a few tries is one
         tries = t.free[(rng.random((_TRIES, m)) * len(t.free)).astype(np.int64)]
         match = (self.device[chain, tries] == new) & (tries != first)
-        other = tries[match.argmax(axis=0), chain]
-        swap = match.any(axis=0) & (random[3] < _SWAPS)
-        move = old != new
-        swap &= move
-        change = self._change(first, old, new, None, None)
+        other = tries[match.argmax(axis=0), np.arange(m)]
+        swap = match.any(axis=0) & (random[3] < _SWAPS) & (old != new)
+        change = self._change(first, old, new, None, chain)
         idx = np.flatnonzero(swap)
         if len(idx):
-            change[idx] += self._change(other[idx], new[idx], old[idx], first[idx], idx)
-        flow = self.flow + change
-        gain = self._penalty(flow, limit, price, volume_price)
-        gain -= self._penalty(self.flow, limit, price, volume_price)
-        accept = move & (gain <= -heat * np.log1p(-rng.random(m)))
-        self._apply(np.flatnonzero(accept), first, old, new, flow)
-        both = np.flatnonzero(accept & swap)
-        self._apply(both, other, new, old, flow)
+            change[idx] += self._change(other[idx], new[idx], old[idx], first[idx], chain[idx])
+        return Moves(chain, first, other, old, new, swap, change)
+
+    def _accepted(self, moves: "Moves", gain: Reals, heat: float) -> NDArray[np.bool_]:
+        """Return which moves the rule of Metropolis takes at a temperature."""
+        accepted: NDArray[np.bool_] = gain <= -heat * np.log1p(-self.rng.random(len(gain)))
+        accepted &= moves.old != moves.new
+        return accepted
+
+    def _make(self, moves: "Moves", made: Ints) -> None:
+        """Make moves of different chains."""
+        chain, old, new = moves.chain[made], moves.old[made], moves.new[made]
+        self.flow[chain] += moves.change[made]
+        self._shift(chain, moves.block[made], old, new)
+        both = moves.swap[made]
+        self._shift(chain[both], moves.other[made][both], new[both], old[both])
 
     def _penalty(self, flow: Reals, limit: Reals, price: Reals, volume_price: float) -> Reals:
         excess = np.maximum(flow - limit, 0)
@@ -151,12 +177,9 @@ class Chains:
             result += np.float32(volume_price) * np.sum(flow[:, : self.n], axis=1)
         return result
 
-    def _change(
-        self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints | None
-    ) -> Reals:
+    def _change(self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints) -> Reals:
         """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
         t, n = self.tables, self.n
-        chain = self.chain if chain is None else chain
         result: Reals = t.block_need[block * n + new] - t.block_need[block * n + old]
         for line, counts, needs in (
             (t.row, self.row_count, t.row_need),
@@ -170,15 +193,36 @@ class Chains:
             result -= needs[at * n + old] * lost[:, None]
         return result
 
-    def _apply(self, chain: Ints, block: Ints, old: Ints, new: Ints, flow: Reals) -> None:
+    def _shift(self, chain: Ints, block: Ints, old: Ints, new: Ints) -> None:
         t = self.tables
-        block, old, new = block[chain], old[chain], new[chain]
         self.device[chain, block] = new
         self.row_count[chain, t.row[block], old] -= 1
         self.row_count[chain, t.row[block], new] += 1
         self.column_count[chain, t.column[block], old] -= 1
         self.column_count[chain, t.column[block], new] += 1
-        self.flow[chain] = flow[chain]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Moves that are looked at: a block to another device, or for one of that device.
+
+    Attributes:
+        chain: Of which chain each is.
+        block: That moves.
+        other: That moves the other way, where `swap` says so.
+        old: Device of `block`.
+        new: Where `block` goes; the old device where nothing moves.
+        swap: Whether two blocks change places.
+        change: What the flow of the chain gains.
+    """
+
+    chain: Ints
+    block: Ints
+    other: Ints
+    old: Ints
+    new: Ints
+    swap: NDArray[np.bool_]
+    change: Reals
 
 
 @dataclass(slots=True)
@@ -257,6 +301,23 @@ def packed(instance: Instance) -> Assignment:
     return tuple(chosen[block] for block in instance.blocks)
 
 
+def prices(instance: Instance) -> Reals:
+    """Return the price of the squared excess of what each device receives, sends and computes."""
+    flow = 1 / _unit(instance) ** 2
+    half = max(1.0, max(map(max, instance.work)) / 2)  # an odd half block is a small matter
+    return np.repeat([flow, flow, _OVERLOAD / half**2], instance.devices).astype(np.float32)
+
+
+def limits(instance: Instance, goal: int) -> Reals:
+    """Return the most that each device is to receive, send and compute."""
+    return np.repeat([goal, goal, instance.cap], instance.devices).astype(np.float32)
+
+
+def _unit(instance: Instance) -> int:
+    w = instance.weights
+    return min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
+
+
 class Search:
     """Annealing that can be continued: each call of `run` spends some more seconds.
 
@@ -309,18 +370,16 @@ class Search:
         """
         if not len(self.chains.tables.free) or self._done(target, volume):
             return
-        n, w = self.instance.devices, self.instance.weights
-        step = min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
-        half = max(1.0, float(self.chains.tables.size.max()) / 2)
-        price = np.repeat([1 / step**2, 1 / step**2, 0.85 / half**2], n).astype(np.float32)
+        price = prices(self.instance)
+        volume_price = 0.0 if volume is None else 0.3 / _unit(self.instance)
         self.chains.place(self._fresh())
         for k in range(self._length):
             goal = target
             if volume is None and self.best is not None:
                 goal = max(target, self.best.value - 1)
-            limit = np.repeat([goal, goal, self.instance.cap], n).astype(np.float32)
+            limit = limits(self.instance, goal)
             heat = _HOT * (_COLD / _HOT) ** (k / self._length)
-            self.chains.step(limit, price, 0.0 if volume is None else 0.3 / step, heat)
+            self.chains.step(limit, price, volume_price, heat)
             self.steps += 1
             if k % 16 == 0:
                 self._keep(np.all(self.chains.flow <= limit, axis=1))

@@ -195,12 +195,12 @@ def test_logged_instances_are_proved_at_most_at_the_logged_value() -> None:
 
 
 def test_ctrl_c_while_planning_leaves_no_trace(tmp_path: Path) -> None:
-    instance = case("causal", 16, 8)
+    instance = case("causal", 8, 8, _B)
     cache = Cache(tmp_path)
     kept = assign(case("star", 8, 4), prove=True)
     cache.put(case("star", 8, 4), kept)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for wait_s in (0.1, 1.5):  # while it searches, and while the solver runs
+    for wait_s in (0.1, 1.5):  # while it bounds, and while it prices sets of blocks
         with (
             subprocess.Popen(["sh", "-c", f"sleep {wait_s}; kill -INT {os.getpid()}"]),
             pytest.raises(KeyboardInterrupt),
@@ -241,9 +241,9 @@ _NOT_YET = pytest.mark.xfail(reason="the search finds a plan with more traffic",
     [
         ("causal", 8, 14),
         ("star", 8, 12),
-        pytest.param("streaming", 8, 11, marks=_NOT_YET),  # 13 in 20 s
+        pytest.param("streaming", 8, 11, marks=_NOT_YET),  # 12
         ("global_local", 8, 9),
-        pytest.param("causal", 16, 12, marks=_NOT_YET),  # 15 in 60 s
+        ("causal", 16, 12),
         ("star", 16, 10),
         ("streaming", 16, 9),
         ("global_local", 16, 15),
@@ -251,6 +251,6 @@ _NOT_YET = pytest.mark.xfail(reason="the search finds a plan with more traffic",
 )
 def test_large_grids_reach_the_best_known_values(name: str, devices: int, value: int) -> None:
     instance = case(name, 16, devices)
-    found = checked(instance, assign(instance, seconds=60))
+    found = checked(instance, assign(instance, seconds=30))
     assert found.value <= value
     assert found.bound >= 1

@@ -2,31 +2,63 @@
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.ultraattn.account import FORWARD, Instance, account
 from strategies.ultraattn.grid import grid_of_table, instance_of
-from strategies.ultraattn.search import cells_of_blocks, judged
-from strategies.ultraattn.walk import State, Walk
+from strategies.ultraattn.search import Chains, cells_of_blocks, judged, limits, prices
+from strategies.ultraattn.walk import Walk
 from tests.strategies.ultraattn.brute import optima
 from tests.strategies.ultraattn.examples import case, instances, table
 
 
-@given(instances(), st.data())
+@given(instances(), st.integers(0, 99), st.booleans())
 @settings(max_examples=25)
-def test_its_counts_are_those_of_the_account(instance: Instance, data: st.DataObject) -> None:
-    devices = st.integers(0, instance.devices - 1)
-    blocks = len(instance.blocks)
-    state = State(instance, data.draw(st.lists(devices, min_size=blocks, max_size=blocks)))
-    for _ in range(6):
-        block = data.draw(st.integers(0, blocks - 1))
-        state.move(block, state.device[block], data.draw(devices))
-        lines = account(instance, cells_of_blocks(instance, tuple(state.device)))
-        assert state.received == [line.received for line in lines]
-        assert state.sent == [line.sent for line in lines]
-        assert state.load == [line.work for line in lines]
+def test_its_counts_are_those_of_the_account(instance: Instance, seed: int, many: bool) -> None:
+    """So they are for one chain whose moves are looked at together, and for many chains."""
+    count, n = (5 if many else 1), instance.devices
+    rng = np.random.default_rng(seed)
+    chains = Chains(instance, rng.integers(n, size=(count, len(instance.blocks))), seed)
+    limit, price = limits(instance, 1), prices(instance)
+    fixed = [b for b in range(len(instance.blocks)) if b not in chains.tables.free]
+    for _ in range(8):
+        before = chains.device.copy()
+        if many:
+            chains.step(limit, price, 0.0, heat=50.0)  # nearly all are accepted
+        else:
+            looks = chains.first(limit, price, heat=50.0, looks=7)
+            assert 1 <= looks <= 7
+        assert (chains.device == before)[:, fixed].all()
+        assert ((chains.device != before).sum(axis=1) <= 2).all()  # a move, or two change places
+        for device, flow in zip(chains.device, chains.flow, strict=True):
+            lines = account(instance, cells_of_blocks(instance, tuple(device.tolist())))
+            expected = [
+                *(line.received for line in lines),
+                *(line.sent for line in lines),
+                *(line.work for line in lines),
+            ]
+            assert flow.tolist() == expected
+
+
+@given(instances(), st.integers(0, 99))
+@settings(max_examples=25)
+def test_in_the_cold_only_what_does_not_rise_is_made(instance: Instance, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chains = Chains(instance, rng.integers(instance.devices, size=(1, len(instance.blocks))), seed)
+    limit, price = limits(instance, 1), prices(instance)
+
+    def penalty() -> float:
+        over = np.maximum(chains.flow[0] - limit, 0)
+        return float(over @ (price * over))
+
+    for _ in range(8):
+        before, devices = penalty(), chains.device.copy()
+        looks = chains.first(limit, price, heat=1e-9, looks=9)
+        assert penalty() <= before + 1e-3
+        assert looks == 9 or (chains.device != devices).any()
 
 
 @given(instances(), st.integers(0, 9))
@@ -57,7 +89,12 @@ def test_fixed_blocks_stay() -> None:
 
 @pytest.mark.parametrize(
     ("name", "size", "devices", "value"),
-    [("star", 8, 8, 6), ("streaming", 16, 16, 10), ("global_local", 16, 16, 15)],
+    [
+        ("star", 8, 8, 6),
+        ("streaming", 16, 16, 10),
+        ("global_local", 16, 16, 15),
+        ("causal", 16, 16, 14),
+    ],
 )
 def test_it_comes_near_known_values(name: str, size: int, devices: int, value: int) -> None:
     walk = Walk(case(name, size, devices))
