@@ -44,7 +44,8 @@ def posted_late(plan: Plan, cluster: Cluster) -> Plan:
     if not gates:
         return plan
     after = [(*edges, *gates.get(task, ())) for task, edges in enumerate(graph.after)]
-    issued = issued_ahead(replace(graph, after=after), posted)
+    gated = replace(graph, after=after)
+    issued = issued_ahead(gated, Timeline(gated, posted))
     place = {task: at for at, task in enumerate(issued)}
     tasks = list(reordered(plan, issued).tasks)
     for task, more in gates.items():

@@ -31,7 +31,7 @@ from harness.stream_lists import (
     samples,
     strong_tail,
 )
-from harness.taskgraph import TaskGraph, graph_of, issued_ahead
+from harness.taskgraph import TaskGraph, Timeline, graph_of, issued_ahead
 
 if TYPE_CHECKING:
     from pyscipopt import Model, Variable
@@ -140,18 +140,16 @@ def schedule_streams(
     instance = instance_of(graph, tick_s)
     found = search(instance, method=method, time_limit_s=time_limit_s, seed=seed, log=log)
     order = [task for task in instance.order(found.starts) if task < len(plan.tasks)]
-    makespan_s = _makespan_s(graph, order)
-    given = list(range(len(plan.tasks)))
-    given_s = _makespan_s(graph, given)
-    if method in (Method.BEST, Method.LISTS) and given_s <= makespan_s:
-        order, makespan_s = given, given_s
-    better = plan if order == given else reordered(plan, issued_ahead(graph, order))
+    line, given = Timeline(graph, order), Timeline(graph)
+    same = order == list(range(len(plan.tasks)))
+    if method in (Method.BEST, Method.LISTS) and given.makespan <= line.makespan:
+        line, same = given, True
     return StreamSchedule(
-        scheduled=in_plan_order(better),
-        makespan_s=makespan_s,
-        bound_s=min(found.bound * tick_s, makespan_s),
+        scheduled=in_plan_order(plan if same else reordered(plan, issued_ahead(graph, line))),
+        makespan_s=line.makespan,
+        bound_s=min(found.bound * tick_s, line.makespan),
         proved=found.proved,
-        source="plan" if order == given else found.source,
+        source="plan" if same else found.source,
         seconds=found.seconds,
     )
 
@@ -184,18 +182,6 @@ def instance_of(graph: TaskGraph, tick_s: float) -> Instance:
             moves.append(True)
             after[task] = (len(after) - 1,)
     return Instance(tuple(durations), tuple(streams), tuple(after), tuple(moves))
-
-
-def _makespan_s(graph: TaskGraph, order: Sequence[int]) -> float:
-    """Seconds of an order on first-in-first-out streams."""
-    ends = [0.0] * len(order)
-    free: dict[int, float] = {}
-    for task in order:
-        ready = max((ends[first] for first in graph.after[task]), default=0.0) + graph.lags[task]
-        start = max([ready, *(free.get(stream, 0.0) for stream in graph.streams[task])])
-        ends[task] = start + graph.seconds[task]
-        free.update(dict.fromkeys(graph.streams[task], ends[task]))
-    return max(ends, default=0.0)
 
 
 # The search ---------------------------------------------------------------------------------

@@ -66,42 +66,6 @@ def graph_of(plan: Plan, cluster: Cluster) -> TaskGraph:
     return TaskGraph(seconds, lags, streams, needs(plan), moves)
 
 
-def issued_ahead(graph: TaskGraph, order: Sequence[int]) -> list[int]:
-    """Let whoever computes while a transfer begins issue it before, not after, that computation.
-
-    Streams keep their order, so on streams that run beside one another no time changes. Where one
-    thread issues and computes, as on a CPU, a transfer no longer waits for a kernel to return; its
-    buffer is held for as much longer.
-
-    Args:
-        graph: Tasks.
-        order: All of them, in an order that respects `after`.
-    """
-    starts, ends = [0.0] * len(order), [0.0] * len(order)
-    before = [list(earlier) for earlier in graph.after]
-    latest: dict[int, int] = {}
-    computing: dict[int, list[int]] = {}  # rank -> its computations, in order
-    for task in order:
-        ready = max((ends[first] for first in graph.after[task]), default=0.0) + graph.lags[task]
-        in_line = [latest[stream] for stream in graph.streams[task] if stream in latest]
-        starts[task] = max([ready, *(ends[first] for first in in_line)])
-        ends[task] = starts[task] + graph.seconds[task]
-        before[task] += in_line
-        for stream in graph.streams[task]:
-            latest[stream] = task
-            rank, kind = stream_of(stream)
-            if kind is Stream.COMPUTE:
-                computing.setdefault(rank, []).append(task)
-    keys = [(start, not moves) for start, moves in zip(starts, graph.moves, strict=True)]
-    for task, moves in enumerate(graph.moves):
-        for rank in {stream_of(stream)[0] for stream in graph.streams[task]} if moves else ():
-            line = computing.get(rank, [])
-            at = bisect_left(line, starts[task], key=starts.__getitem__) - 1
-            if at >= 0 and ends[line[at]] > starts[task]:
-                keys[task] = min(keys[task], (starts[line[at]], False))
-    return topological(before, keys)
-
-
 class Timeline:
     """Start times on first-in-first-out streams, kept right while nodes replace others.
 
@@ -335,3 +299,36 @@ class Change:
                 line.end[touched] = end
         for member in self.members:
             line.alive[member] = True
+
+
+def issued_ahead(graph: TaskGraph, line: Timeline) -> list[int]:
+    """Let whoever computes while a transfer begins issue it before, not after, that computation.
+
+    Streams keep their order, so on streams that run beside one another no time changes. Where one
+    thread issues and computes, as on a CPU, a transfer no longer waits for a kernel to return; its
+    buffer is held for as much longer.
+
+    Args:
+        graph: Tasks.
+        line: When they run in some order; none of them replaced.
+
+    Returns:
+        All tasks, in an order that respects `after` and the streams of `line`.
+    """
+    tasks = range(len(graph.seconds))
+    starts, ends = [line.start(task) for task in tasks], line.end
+    before = [(*graph.after[task], *line.left[task].values()) for task in tasks]
+    computing: dict[int, list[int]] = {}  # rank -> its computations, in order
+    for task in sorted(tasks, key=lambda task: (starts[task], ends[task])):
+        for stream in graph.streams[task]:
+            rank, kind = stream_of(stream)
+            if kind is Stream.COMPUTE:
+                computing.setdefault(rank, []).append(task)
+    keys = [(start, not moves) for start, moves in zip(starts, graph.moves, strict=True)]
+    for task, moves in enumerate(graph.moves):
+        for rank in {stream_of(stream)[0] for stream in graph.streams[task]} if moves else ():
+            queue = computing.get(rank, [])
+            at = bisect_left(queue, starts[task], key=starts.__getitem__) - 1
+            if at >= 0 and ends[queue[at]] > starts[task]:
+                keys[task] = min(keys[task], (starts[queue[at]], False))
+    return topological(before, keys)

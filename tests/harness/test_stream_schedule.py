@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cluster import h100
+from harness.dependencies import topological
 from harness.milp import Status
 from harness.problem import Direction, Dtype, Problem
 from harness.schedule import verify_schedule
@@ -34,7 +35,7 @@ from harness.stream_schedule import (
     search,
 )
 from harness.streams import STREAMS
-from harness.taskgraph import TaskGraph, issued_ahead
+from harness.taskgraph import TaskGraph, Timeline, issued_ahead
 from harness.trace import Stream
 from harness.verify import verify
 from patterns import make_pattern
@@ -303,12 +304,56 @@ def test_a_transfer_is_issued_before_the_kernel_that_runs_when_it_begins() -> No
         moves=[True, False, True, True, False],
     )
     order = [first, kernel, second, last, there]
-    assert issued_ahead(graph, order) == [first, second, kernel, last, there]
+    assert issued_ahead(graph, Timeline(graph, order)) == [first, second, kernel, last, there]
     line = [first, second, last]  # the kernel of the receiver runs while the second comes
     graph.streams[kernel] = (other + compute,)
     graph.after[last] = ()
-    assert [task for task in issued_ahead(graph, order) if task in line] == line
-    assert issued_ahead(graph, order)[:3] == [first, second, last]
+    assert [task for task in issued_ahead(graph, Timeline(graph, order)) if task in line] == line
+    assert issued_ahead(graph, Timeline(graph, order))[:3] == [first, second, last]
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 30), st.integers(1, 3))
+def test_issued_ahead_no_time_changes(seed: int, count: int, ranks: int) -> None:
+    """On first-in-first-out streams, replayed here one task after another."""
+    random = Random(seed)
+    kinds = [STREAMS.index(s) for s in (Stream.COMPUTE, Stream.NVLINK_OUT, Stream.NVLINK_IN)]
+    kernel = kinds[0]
+    small = random_instance(count, ranks, seed)
+    streams = [
+        tuple(stream // 3 * len(STREAMS) + kinds[stream % 3] for stream in held)
+        for held in small.streams
+    ]
+    graph = TaskGraph(
+        seconds=[float(duration) for duration in small.durations],
+        lags=[random.choice((0.0, 0.0, 0.5, 2.0)) for _ in range(count)],
+        streams=streams,
+        after=list(small.after),
+        moves=list(small.moves),
+    )
+    order = topological(graph.after, [(random.random(),) for _ in range(count)])
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for at, task in enumerate(order):
+        ready = max([ends[first] for first in graph.after[task]], default=0.0) + graph.lags[task]
+        shares = [one for one in order[:at] if set(streams[one]) & set(streams[task])]
+        starts[task] = max([ready, *(ends[one] for one in shares)])
+        ends[task] = starts[task] + graph.seconds[task]
+    line = Timeline(graph, order)
+    assert dict(enumerate(line.end)) == ends
+    assert line.makespan == max(ends.values())
+    ahead = issued_ahead(graph, line)
+    assert sorted(ahead) == list(range(count))
+    place = {task: at for at, task in enumerate(ahead)}
+    assert all(place[first] < place[task] for task in order for first in graph.after[task])
+    assert Timeline(graph, ahead).end == line.end
+    for task in order:
+        waits = graph.after[task] or line.left[task]
+        for other in order if graph.moves[task] and not waits else ():
+            ranks_of = {stream // len(STREAMS) for stream in streams[task]}
+            computes = [s for s in streams[other] if s % len(STREAMS) == kernel]
+            here = any(stream // len(STREAMS) in ranks_of for stream in computes)
+            if here and starts[other] < starts[task] < ends[other]:
+                assert place[task] < place[other]
 
 
 def test_scheduling_shortens_a_grid_that_stores_its_rows_first() -> None:
