@@ -329,7 +329,8 @@ class _Scene:
                 "seconds": found.seconds,
             }
             if not mode.published:
-                plan = posted_late(plan, self.machine)
+                late = posted_late(plan, self.machine)
+                plan = late if self.judge is None else min(late, plan, key=self.judge)
         elif mode.published:
             first = schedule_streams(plan, self.machine, method=Method.BREADTH_FIRST)
             plan, makespan_s = first.scheduled.plan, first.makespan_s
