@@ -46,7 +46,7 @@ class Counting:
             into buffers that stay, as does what they read; sums are cast beside themselves, all at
             the end; there are buffers to receive dk and dv in.
             Source: zhuzilin/ring-flash-attention, zigzag_ring_flash_attn.py, backward.
-        narrow: What one kernel call alone contributes stays as it returned it until it is finished.
+        narrow: Sums that are rounded once have the precision of values; see `Program.narrow`.
         apart: Uses that somebody else counts, as FSDP the weights.
     """
 

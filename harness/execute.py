@@ -129,7 +129,6 @@ class _Work(NamedTuple):
     reads: Mapping[Tensor, torch.Tensor]
     writes: Sequence[Access]
     fresh: set[int]
-    alone: bool
 
     def q(self, tensor: Tensor) -> torch.Tensor:
         """The call's rows of a query tensor."""
@@ -199,6 +198,8 @@ class _Interpreter:
         self.arriving: dict[int, list[Callable[[], None]]] = {}
         self.leaving: dict[int, list[Handle]] = {}
         self.packed: dict[int, list[Handle]] = {}
+        self.loose: set[int] = set()  # slabs as a kernel left them: all heads of a token in a row
+        self.laid_out = {s.slab for r in self.plan.outputs for s in program.final[r]}
         self.device = torch.device("cpu")
         self.created = {
             slab: index for index, step in enumerate(program.steps) for slab in step.creates
@@ -247,10 +248,10 @@ class _Interpreter:
             pin_memory=host and self.device.type == "cuda",
         )
 
-    def _neutral(self, piece: Piece) -> torch.Tensor:
+    def _neutral(self, piece: Piece, dtype: torch.dtype | None = None) -> torch.Tensor:
         fill = -torch.inf if piece.tensor in (Tensor.LSE, Tensor.LSE_PART) else 0.0
         return torch.full(
-            self._shape(piece), fill, dtype=self._dtype(piece.tensor), device=self.device
+            self._shape(piece), fill, dtype=dtype or self._dtype(piece.tensor), device=self.device
         )
 
     # The walk -------------------------------------------------------------------------------
@@ -469,19 +470,18 @@ class _Interpreter:
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
         calls = lower(self.problem.pattern, q_chunks, kv_chunks)
         by_heads = head_runs(tile.heads, self.problem.group)
-        alone = len(calls) == len(by_heads) == 1
         # A method of its own, so that a call's tensors are gone before the next one's.
         work = self._forward if tile.direction is Direction.FORWARD else self._backward
         for call in calls:
             for q_heads, kv_heads in by_heads:
-                work(_Work(call, q_heads, kv_heads, reads, writes, fresh, alone))
+                work(_Work(call, q_heads, kv_heads, reads, writes, fresh))
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
         with self.watch.in_kernel():
             out, lse = kernels.attend(q, k, v, work.call.mask, self.problem.softmax_scale)
         cut = (work.call.rows, work.q_heads)
-        self._accumulate_out(work.writes, cut, out, lse, work.fresh, alone=work.alone)
+        self._accumulate_out(work.writes, cut, out, lse, work.fresh)
 
     def _backward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
@@ -493,9 +493,9 @@ class _Interpreter:
         with self.watch.in_kernel():
             dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale)
         on_q, on_kv = (work.call.rows, work.q_heads), (work.call.cols, work.kv_heads)
-        self._accumulate(work.writes[0], on_q, dq, work.fresh, alone=work.alone)
-        self._accumulate(work.writes[1], on_kv, dk, work.fresh, alone=work.alone)
-        self._accumulate(work.writes[2], on_kv, dv, work.fresh, alone=work.alone)
+        self._accumulate(work.writes[0], on_q, dq, work.fresh)
+        self._accumulate(work.writes[1], on_kv, dk, work.fresh)
+        self._accumulate(work.writes[2], on_kv, dv, work.fresh)
 
     def _accumulate_out(
         self,
@@ -504,8 +504,6 @@ class _Interpreter:
         out: torch.Tensor,
         lse: torch.Tensor,
         fresh: set[int],
-        *,
-        alone: bool = False,
     ) -> None:
         """Merge a partial output into the accumulators; a fresh slab that it fills becomes it."""
         outs = self._parts(writes[0], where)
@@ -514,7 +512,7 @@ class _Interpreter:
             part, lse_part = _cut(out, *inner), _cut(lse, *inner)
             if slab in fresh and cut is None:
                 fresh -= {slab, lse_slab}
-                self.buffers[slab] = self._begun(slab, part, alone=alone)
+                self.buffers[slab] = self._begun(slab, part, out)
                 self.buffers[lse_slab] = _owned(lse_part, self.acc)
                 continue
             self._fill(slab, fresh)
@@ -524,40 +522,56 @@ class _Interpreter:
                 target = _cut(target, *cut)
             if lse_cut is not None:
                 lse_target = _cut(lse_target, *lse_cut)
+            if slab in self.program.narrow:  # no row has another part
+                target.copy_(part)
+                lse_target.copy_(lse_part)
+                continue
             with self.watch.in_kernel():
                 kernels.merge_(target, lse_target, part, lse_part)
 
-    def _accumulate(
-        self,
-        write: Access,
-        where: Cut,
-        grad: torch.Tensor,
-        fresh: set[int],
-        *,
-        alone: bool = False,
-    ) -> None:
+    def _accumulate(self, write: Access, where: Cut, grad: torch.Tensor, fresh: set[int]) -> None:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
         for slab, cut, inner in self._parts(write, where):
             part = _cut(grad, *inner)
             if slab in fresh and cut is None:
                 fresh.discard(slab)
-                self.buffers[slab] = self._begun(slab, part, alone=alone)
+                self.buffers[slab] = self._begun(slab, part, grad)
                 continue
             self._fill(slab, fresh)
             target = self._slab(slab)
+            if slab in self.loose:
+                self.buffers[slab] = self._laid_out(slab, target, part, cut)
+                continue
             (target if cut is None else _cut(target, *cut)).add_(part)
 
-    def _begun(self, slab: int, part: torch.Tensor, *, alone: bool) -> torch.Tensor:
-        """The accumulator that a first contribution makes; the only one needs no precision."""
-        if alone and slab in self.program.single and part.dtype != self.acc:
-            return part
-        return _owned(part, self.acc)
+    def _begun(self, slab: int, part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """The accumulator that a first contribution makes, which is all or part of a result."""
+        if slab not in self.program.narrow:
+            return _owned(part, self.acc)
+        if part.shape != whole.shape or part.dtype != self.dtype:
+            return _owned(part, self.dtype)
+        if 1 not in part.shape[1:3]:  # with one head or one token it is laid out as a slab
+            self.loose.add(slab)
+        return part
+
+    def _laid_out(
+        self, slab: int, target: torch.Tensor, part: torch.Tensor, cut: Cut | None
+    ) -> torch.Tensor:
+        """Add to a loose slab, and lay it out in the same pass."""
+        self.loose.discard(slab)
+        whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+        if cut is None:
+            return torch.add(target, part, out=whole)
+        whole.copy_(target)
+        _cut(whole, *cut).add_(part)
+        return whole
 
     def _fill(self, slab: int, fresh: set[int]) -> None:
         """Start a fresh accumulator that is filled part by part."""
         if slab in fresh:
             fresh.discard(slab)
-            self.buffers[slab] = self._neutral(self.program.slabs[slab].piece)
+            narrow = self.dtype if slab in self.program.narrow else None
+            self.buffers[slab] = self._neutral(self.program.slabs[slab].piece, narrow)
 
     def _parts(self, access: Access, where: Cut) -> list[tuple[int, Cut | None, Cut]]:
         """Split rows and heads of a piece by the slabs that hold it.
@@ -666,22 +680,23 @@ class _Interpreter:
                 source = self.program.slabs[segment.slab]
                 same = source.piece.heads == segment.heads == result.piece.heads
                 if same and source.piece.chunks == segment.chunks == result.piece.chunks:
-                    self.buffers[slab] = self._finished(self._slab(segment.slab), dtype)
+                    self.buffers[slab] = self._finished(segment.slab, slab, dtype)
                     continue
             whole = self._neutral(result.piece)
             for target, segment in self._targets(part, whole):
                 target.copy_(self._view(segment))
             self.buffers[slab] = whole
 
-    def _finished(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return a result: its accumulator where that is one, else a copy.
-
-        What a kernel returned has the dtype, but all heads of a token side by side: that is no slab
-        unless there is one head or one token.
-        """
-        if tensor.dtype != self.acc and 1 not in tensor.shape[1:3]:
-            return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
-        return _owned(tensor, dtype)
+    def _finished(self, part: int, result: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a result: its accumulator where that will do, else a copy."""
+        tensor = self._slab(part)
+        if part not in self.loose:
+            return _owned(tensor, dtype)
+        self.loose.discard(part)
+        if result not in self.laid_out:
+            self.loose.add(result)
+            return tensor
+        return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
 
     def _delta(self, step: Step) -> None:
         out, dout, result = step.accesses

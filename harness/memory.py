@@ -13,7 +13,8 @@ each checked run and must agree to the byte. What they count:
 - landings: what arrives for the middle of a larger slab waits in a buffer until the slab is
   touched;
 - kernel results: out and lse, dq, dk and dv, or what a product adds, until they are in their
-  accumulators; what one call alone contributes stays as it came, until it is finished.
+  accumulators; a sum that is rounded once (`Program.narrow`) has the precision of its values, and
+  stays as a kernel left it until more is added or it becomes an output of the plan.
 
 What a kernel allocates and frees inside is its own and not counted. A rank's host memory is counted
 apart from its device.
@@ -172,7 +173,9 @@ class _Ledger:
         self.storage: dict[int, int] = {}
         self.holders: dict[int, int] = {}
         self.landings: dict[int, int] = {}
-        self.narrow: dict[int, bool] = {}
+        self.narrow = program.narrow if counting.narrow else frozenset()
+        self.loose: set[int] = set()
+        self.laid_out = {s.slab for r in self.plan.outputs for s in program.final[r]}
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
         self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
@@ -290,7 +293,11 @@ class _Ledger:
             place, piece = self.program.slabs[slab].place, self.program.slabs[slab].piece
             self.storage[slab] = slab
             self.use[slab] = self._use_of(slab)
-            self.size[slab] = self._take(place, self._piece_bytes(piece), self.use[slab])
+            size = self._piece_bytes(piece)
+            if slab in self.narrow:
+                dtype = self.problem.dtype
+                size = size // dtype.accumulator_bytes * dtype.bytes
+            self.size[slab] = self._take(place, size, self.use[slab])
             self.holders[slab] = 1
             if place in self.loops and piece.tensor in _SUMS and not piece.version:
                 self.loops[place].sums.append(slab)
@@ -376,6 +383,9 @@ class _Ledger:
 
     def _contiguous(self, segment: Segment) -> bool:
         whole = self.program.slabs[segment.slab].piece
+        if segment.slab in self.loose:  # of it one token alone is
+            tokens = self.plan.tokens(whole._replace(chunks=segment.chunks))
+            return tokens == 1 and batch_of(self.plan, whole.tensor) == 1
         return self._is_contiguous(whole, segment.chunks, positions(whole.heads, segment.heads))
 
     def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
@@ -418,7 +428,6 @@ class _Ledger:
         q_chunks, kv_chunks = (self.plan.chunks(piece) for piece in tile.reads[:2])
         calls = lower(problem.pattern, q_chunks, kv_chunks)
         by_heads = head_runs(tile.heads, problem.group)
-        alone = len(calls) == len(by_heads) == 1 and self.counting.narrow
         for call in calls:
             for q_heads, kv_heads in by_heads:
                 row, col = (call.rows, q_heads), (call.cols, kv_heads)
@@ -438,7 +447,7 @@ class _Ledger:
                 self._take(place, sum(result.size for result in results), Use.WORKSPACE)
                 if self.counting.results:
                     self._run(place, scratch)
-                self._add_all(place, writes, results, fresh, alone=alone)
+                self._add_all(place, writes, results, fresh)
                 if not self.counting.results:  # it writes into the accumulators
                     self._run(place, scratch)
         self._give(place, joined, Use.STAGING)
@@ -515,7 +524,6 @@ class _Ledger:
         results: Sequence[_Result],
         fresh: set[int],
         *,
-        alone: bool = False,
         use: Use = Use.WORKSPACE,
     ) -> None:
         """Put a kernel's results into accumulators; they go when all are in."""
@@ -525,14 +533,14 @@ class _Ledger:
             for slab, everything, fills in self._parts(write, result.cut):
                 if slab in fresh and everything:
                     fresh.discard(slab)
-                    # A result that fills the slab in its own precision becomes the slab, and so
-                    # does the only one, which needs no other precision.
-                    only = alone and slab in self.program.single and not result.wide
-                    if only or (result.exact and fills and result.wide):
+                    # A result that fills the slab in its precision becomes the slab; one that is
+                    # laid out otherwise only if the slab may be as it came.
+                    narrow = slab in self.narrow
+                    if fills and (narrow or (result.exact and result.wide)):
                         adopted = True
                         self._adopt(slab, result.size, use)
-                        if only:
-                            self.narrow[slab] = result.exact
+                        if not result.exact:
+                            self.loose.add(slab)
                     else:
                         self._make(slab)
                     continue
@@ -540,6 +548,7 @@ class _Ledger:
                     fresh.discard(slab)
                     self._make(slab)
                 self._touch(slab)
+                self._lay_out(slab)
             held += 0 if adopted else result.size
         self._give(place, held, use)
 
@@ -550,6 +559,13 @@ class _Ledger:
         self.holders[slab] = 1
         self.use[slab] = use
         self._now(slab, self._use_of(slab))
+
+    def _lay_out(self, slab: int) -> None:
+        """What is added to a loose slab goes with it into a new one."""
+        if slab in self.loose:
+            self.loose.discard(slab)
+            place, size = self.program.slabs[slab].place, self.size[slab]
+            self._give(place, self._take(place, size, self.use[slab]), self.use[slab])
 
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
         """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
@@ -622,13 +638,25 @@ class _Ledger:
             piece = result.piece
             for segment in part.segments:
                 self._touch(segment.slab)
-            same = any(self.narrow.get(segment.slab, False) for segment in part.segments) or (
+            same = (
                 self._all_of(part)
                 and (part.segments[0].chunks, part.segments[0].heads) == (piece.chunks, piece.heads)
-                and element_bytes(self.plan, piece.tensor)
-                == element_bytes(self.plan, part.piece.tensor)
+                and self._may_be(part, slab)
             )
             self._make(slab, shared=part.segments[0].slab if same else None)
+
+    def _may_be(self, part: Access, result: int) -> bool:
+        """Whether an accumulator that is all of a result may be the result itself."""
+        source = part.segments[0].slab
+        if source not in self.loose:
+            tensor = self.program.slabs[result].piece.tensor
+            wide = element_bytes(self.plan, part.piece.tensor)
+            return source in self.narrow or element_bytes(self.plan, tensor) == wide
+        self.loose.discard(source)
+        if result in self.laid_out:
+            return False
+        self.loose.add(result)
+        return True
 
     def _delta(self, place: Place, step: Step) -> None:
         joined = sum(self._read(access) for access in step.accesses[:2])

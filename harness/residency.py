@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from harness import heads as head_sets
 from harness.errors import AbsentPieceError, OverwriteError
+from harness.lower import lower
 from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, Tile, effects
 
 
@@ -75,6 +76,10 @@ class Step:
     creates: tuple[int, ...]
     frees: tuple[int, ...] = ()
 
+
+_MOST_CALLS = {Tensor.OUT_PART: 1, Tensor.DQ_PART: 2, Tensor.DK_PART: 2, Tensor.DV_PART: 2}
+"""Kernel calls a row whose sum is rounded once if it is kept in their precision. Two partial
+outputs have weights, which take more."""
 
 _Cells = dict[int, tuple[tuple[int, int], ...]]
 """Of one (tensor, version) at one place: chunk -> slabs, and the heads that each holds of it."""
@@ -338,8 +343,9 @@ class Program:
         kept: Slabs that hold outputs or saved pieces and outlive the plan.
         initial: How many slabs are there at the start.
         final: Where each output and saved piece is at the end.
-        single: Accumulators of one tile that is all their contribution, and that a `Finish` turns
-            whole into its result: they need no more precision than that.
+        narrow: Accumulators that need no more precision than their values, as the sum is rounded
+            but once: tiles alone add to them, with one kernel call for each row of out, or with at
+            most two for each of dq, dk and dv, and a `Finish` takes them.
     """
 
     plan: Plan
@@ -348,7 +354,7 @@ class Program:
     kept: frozenset[int]
     initial: int
     final: Mapping[Resident, tuple[Segment, ...]]
-    single: frozenset[int] = frozenset()
+    narrow: frozenset[int] = frozenset()
 
 
 def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]) -> Program:
@@ -362,31 +368,37 @@ def program_of(plan: Plan, residency: Residency, initial: int, steps: list[Step]
         if slab not in kept and last >= 0:
             steps[last].frees += (slab,)
     slabs = tuple(residency.slabs)
-    single = frozenset(_single(plan, slabs, steps) - kept)
-    return Program(plan, slabs, tuple(steps), kept, initial, final, single)
+    narrow = frozenset(_narrow(plan, slabs, steps)) - kept
+    return Program(plan, slabs, tuple(steps), kept, initial, final, narrow)
 
 
-def _single(plan: Plan, slabs: Sequence[Slab], steps: Sequence[Step]) -> set[int]:
-    """Slabs that one tile fills as its whole write, and one `Finish` reads whole; see `Program`."""
-    found: set[int] = set()
+def _narrow(plan: Plan, slabs: Sequence[Slab], steps: Sequence[Step]) -> Iterator[int]:
+    """Yield the sums that need no more precision than their values; see `Program`."""
+    if plan.problem.dtype.bytes == plan.problem.dtype.accumulator_bytes:
+        return
+    calls: dict[int, int] = {}
+    wide: set[int] = set()
     for task, step in zip(plan.tasks, steps, strict=True):
-        if isinstance(task, Finish):
-            count = len(task.parts)
-            for part, result in zip(step.accesses[:count], step.accesses[count:], strict=True):
-                if len(part.segments) == 1:
-                    (segment,) = part.segments
-                    whole = slabs[segment.slab].piece
-                    wanted = (result.piece.chunks, result.piece.heads)
-                    if (whole.chunks, whole.heads) == segment[1:] == wanted:
-                        found.add(segment.slab)
-    writers: dict[int, int] = {}
-    for task, step in zip(plan.tasks, steps, strict=True):
-        if isinstance(task, Finish):
-            continue
         for access in step.accesses:
+            most = _MOST_CALLS.get(access.piece.tensor)
+            if most is None:
+                continue
             for segment in access.segments:
-                if segment.slab in found:
-                    fills = isinstance(task, Tile) and len(access.segments) == 1
-                    fills = fills and segment.slab in step.creates
-                    writers[segment.slab] = writers.get(segment.slab, 0) + (1 if fills else 2)
-    return {slab for slab in found if writers.get(slab) == 1}
+                slab = segment.slab
+                if isinstance(task, Tile) and slab not in wide:
+                    calls[slab] = calls.get(slab, 0) + _overlap(plan, task, access.piece.tensor)
+                    if calls[slab] > most:
+                        wide.add(slab)
+                elif not isinstance(task, Finish):
+                    wide.add(slab)
+    for slab, _, piece in slabs:
+        if piece.tensor in _MOST_CALLS and slab in calls and slab not in wide:
+            yield slab
+
+
+def _overlap(plan: Plan, tile: Tile, tensor: Tensor) -> int:
+    """The most kernel calls of a tile that add to one row of a result."""
+    q, kv = (plan.chunks(piece) for piece in tile.reads[:2])
+    calls = lower(plan.problem.pattern, q, kv)
+    spans = [call.cols if tensor.on_kv else call.rows for call in calls]
+    return max((sum(a <= first < b for a, b in spans) for first, _ in spans), default=0)

@@ -18,7 +18,7 @@ from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.sharding import PLACEMENTS, Placement, Sharding, subdivided
 from harness.strategy import Context, Options, Strategy
-from harness.verbs import HeadGroups, Ring, head_attention, seats_of
+from harness.verbs import HeadGroups, Ring, head_attention, ring_attention, seats_of
 
 
 def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, int]:
@@ -83,6 +83,9 @@ def plan(
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    if u == 1:  # nobody to trade heads with: a turn would only copy
+        ring_attention(b, source, parent)
+        return b.build()
     heads = balanced_heads(problem, u)
     groups = HeadGroups(
         tuple(tuple(rank_at(h, ring) for h in range(u)) for ring in range(r)),

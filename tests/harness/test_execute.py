@@ -202,6 +202,24 @@ def test_results_repeat_bit_for_bit(strategy: str) -> None:
         assert same_bits(first, run(p, strategy).results)
 
 
+@pytest.mark.parametrize("strategy", EVERY_STRATEGY)
+@pytest.mark.parametrize(("pattern", "cp"), [("causal", 2), ("causal", 3), ("strided", 2)])
+def test_a_sum_in_the_precision_of_its_values_has_the_bits_of_a_wide_one(
+    pattern: str, cp: int, strategy: str
+) -> None:
+    """What is rounded once may be rounded where it is added, and not when it is finished."""
+    p = problem(pattern, 43, (6, 2), dims=(8, 5), batch=1, dtype=Dtype.BFLOAT16, cp=cp)
+    both = programs(p, strategy)
+    wide = [replace(program, narrow=frozenset()) for program in both]
+    found = []
+    for forward, backward in (both, wide):
+        saved = execute(forward, forward_inputs(p, forward.plan), LocalTransport(p.cp)).results
+        inputs = backward_inputs(p, backward.plan, saved)
+        found.append(saved | execute(backward, inputs, LocalTransport(p.cp)).results)
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][resident], found[1][resident]) for resident in found[0])
+
+
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_inputs_are_never_written(strategy: str) -> None:
     p = problem("causal", 23, (6, 2), dims=(8, 8), cp=4)

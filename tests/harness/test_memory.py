@@ -71,24 +71,32 @@ def test_a_gathered_plan_holds_more_than_a_ring_and_a_ring_less_with_more_ranks(
     assert peak("ring", 8) < peak("ring", 3)
 
 
-def test_what_one_call_contributes_is_kept_as_it_came() -> None:
-    """Of Ulysses a tile is all of out, dq, dk and dv; of a ring's first rank only out is."""
+def test_a_sum_that_is_rounded_once_has_the_precision_of_its_values() -> None:
+    """Of Ulysses a tile is all of out, dq, dk and dv; of a ring two calls make rank 1's dq."""
     problem = replace(CELL, cp=2).problem
     found = {}
     for text in ("ulysses", "ring"):
         both = planned(problem, text)
         for program in (both.forward, both.backward):
-            pieces = [program.slabs[slab] for slab in program.single]
+            pieces = [program.slabs[slab] for slab in program.narrow]
             kinds = {(place.rank, piece.tensor) for _, place, piece in pieces}
             found[text, program.plan.direction] = kinds
     for direction, tensors in (
-        (Direction.FORWARD, (Tensor.OUT_PART, Tensor.LSE_PART)),
+        (Direction.FORWARD, (Tensor.OUT_PART,)),
         (Direction.BACKWARD, (Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART)),
     ):
         assert found["ulysses", direction] == {(r, t) for r in range(2) for t in tensors}
-    assert found["ring", Direction.FORWARD] == {(0, Tensor.OUT_PART), (0, Tensor.LSE_PART)}
+    assert found["ring", Direction.FORWARD] == {(0, Tensor.OUT_PART)}
     assert found["ring", Direction.BACKWARD] == {
         (0, Tensor.DQ_PART),
+        (1, Tensor.DQ_PART),
         (1, Tensor.DK_PART),
         (1, Tensor.DV_PART),
     }
+    assert not planned(replace(problem, cp=3), "ring").backward.narrow & {
+        slab
+        for slab, place, piece in planned(replace(problem, cp=3), "ring").backward.slabs
+        if (place.rank, piece.tensor) == (2, Tensor.DQ_PART)
+    }
+    wide = replace(problem, dtype=Dtype.FLOAT32)
+    assert not planned(wide, "ulysses").backward.narrow
