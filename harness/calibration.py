@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from harness.calibration_rules import judge, judge_errors
 from harness.effects import Crowd, Eager, Effects
 from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.link_model import Curve, Links
@@ -130,41 +131,67 @@ def load(path: Path) -> Calibration:
     """Read a calibration.
 
     Raises:
-        ValueError: There is no such file, it lacks a parameter, or has one that is unknown.
+        ValueError: There is no such file, it lacks a parameter, has one that is unknown, or a value
+            that the parameter cannot have.
     """
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"calibration ({path}) cannot be read: {error.strerror}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
         raise ValueError(f"calibration ({path}) cannot be read: {error}") from None
     try:
-        kernels, links, effects = body["kernels"], body["links"], body["effects"]
-        near, far, eager = effects.pop("near"), effects.pop("far"), effects.pop("eager")
-        return Calibration(
-            id=body["id"],
-            hardware=_made(Hardware, body["hardware"]),
-            kernels=Kernels(
-                sms=kernels["sms"],
-                block_rows=kernels["block_rows"],
-                memory_bandwidth_bytes_per_s=kernels["memory_bandwidth_bytes_per_s"],
-                uneven=kernels["uneven"],
-                forward=_made(ForwardKernel, kernels["forward"]),
-                backward=_made(BackwardKernel, kernels["backward"]),
-            ),
-            links=_made(Links, {name: _made(Curve, curve) for name, curve in links.items()}),
-            effects=_made(
-                Effects,
-                {
-                    **effects,
-                    "near": _made(Crowd, near),
-                    "far": _made(Crowd, far),
-                    "eager": _made(Eager, eager),
-                },
-            ),
-            range=_made(Range, {k: _frozen(v) for k, v in body["range"].items()}),
-            errors=body["errors"],
-        )
-    except (KeyError, TypeError) as error:
+        return _calibration(body)
+    except KeyError as error:
+        raise ValueError(
+            f"calibration ({path.name}) must have every parameter; it lacks {error}"
+        ) from None
+    except (TypeError, AttributeError) as error:  # a value where a table must be, among others
         raise ValueError(f"calibration ({path.name}) must have every parameter: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"calibration ({path.name}): {error}") from None
+
+
+def _calibration(body: Mapping[str, Any]) -> Calibration:
+    if not isinstance(body["id"], str) or not body["id"]:
+        raise ValueError(f"id ({body['id']}) must be a name and a date, as in mine/2026-01-01")
+    kernels, links, effects = body["kernels"], body["links"], dict(body["effects"])
+    near, far, eager = effects.pop("near"), effects.pop("far"), effects.pop("eager")
+    judge_errors(body["errors"])
+    value = Calibration(
+        id=body["id"],
+        hardware=_made("hardware", Hardware, body["hardware"]),
+        kernels=_made(
+            "kernels",
+            Kernels,
+            {
+                **kernels,
+                "forward": _made("kernels.forward", ForwardKernel, kernels["forward"]),
+                "backward": _made("kernels.backward", BackwardKernel, kernels["backward"]),
+            },
+        ),
+        links=_made(
+            "links",
+            Links,
+            {name: _made(f"links.{name}", Curve, curve) for name, curve in links.items()},
+        ),
+        effects=_made(
+            "effects",
+            Effects,
+            {
+                **effects,
+                "near": _made("effects.near", Crowd, near),
+                "far": _made("effects.far", Crowd, far),
+                "eager": _made("effects.eager", Eager, eager),
+            },
+        ),
+        range=_made("range", Range, {k: _frozen(v) for k, v in body["range"].items()}),
+        errors=body["errors"],
+    )
+    low, high = value.range.min_tokens, value.range.max_tokens
+    if low > high:
+        raise ValueError(f"range.min_tokens ({low}) must be at most range.max_tokens ({high})")
+    return value
 
 
 def plan_class(*, eager: bool, nodes: int, backward: bool) -> str:
@@ -188,10 +215,11 @@ def _frozen(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _made(kind: type[T], values: Mapping[str, object]) -> T:
+def _made(section: str, kind: type[T], values: Mapping[str, object]) -> T:
     unknown = set(values) - {field.name for field in fields(cast("type", kind))}
     if unknown:
-        raise TypeError(f"{kind.__name__} does not know {', '.join(sorted(unknown))}")
+        raise TypeError(f"{section} does not know {', '.join(sorted(unknown))}")
+    judge(section, kind, values)
     return kind(**values)
 
 

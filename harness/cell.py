@@ -2,8 +2,10 @@
 
 import math
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from enum import StrEnum
+from pathlib import Path
 
 from harness.config import Config, Where
 from harness.plan import Plan, Tile
@@ -45,6 +47,14 @@ _EMPTY: Record = {
 }
 
 
+_NEEDED = (
+    *(field.name for field in fields(Config)),
+    *("schema_version", "config_hash", "source", "status", "reason", "environment"),
+    *("time_s", "samples_s", "bytes_sent_per_rank", "peak_bytes", "max_rel_error", "plan_hash"),
+)
+"""What comparing and tables cannot do without."""
+
+
 def record(
     config: Config,
     status: Status,
@@ -72,6 +82,28 @@ def record(
         "environment": dict(context),
         "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def known(records: Sequence[Record], path: Path) -> Sequence[Record]:
+    """Return records, if they are of cells of a sweep.
+
+    Args:
+        records: What was read.
+        path: Where.
+
+    Raises:
+        ValueError: One has another schema, or lacks what the record of a cell has.
+    """
+    for number, entry in enumerate(records, start=1):
+        schema = entry.get("schema_version")
+        lacking = [name for name in _NEEDED if name not in entry]
+        if schema != SCHEMA_VERSION or lacking:
+            what = f"lacks {', '.join(lacking)}" if lacking else f"has schema {schema}"
+            raise ValueError(
+                f"results ({path}): record {number} {what}; a sweep's have schema "
+                f"{SCHEMA_VERSION}, so something else wrote it; name other results"
+            )
+    return records
 
 
 def plan_flops(plan: Plan) -> int:

@@ -9,13 +9,20 @@ from pathlib import Path
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write bytes, or text as UTF-8, under another name in the same folder, then rename it.
 
+    A link stays one, and the file behind it is written; a device or a pipe is written to as it is.
+
     Raises:
         OSError: It cannot be written there; no part of it is left.
     """
+    data = content.encode() if isinstance(content, str) else content
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(data)  # a file in the place of /dev/null would be a surprise to all
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
         Path(name).chmod(0o644)  # mkstemp's own mode is for secrets
         Path(name).replace(path)
     except BaseException:  # also Ctrl-C: leave no part behind

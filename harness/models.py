@@ -1,5 +1,6 @@
 """Transformers that are trained: their shapes and how many parameters they have."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -168,6 +169,7 @@ def _number(key: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value <= 0 or (key != "rotary" and value != int(value)):
-        raise ValueError(f"model: {key} ({text}) must be a positive whole number")
+    whole = "" if key == "rotary" else "whole "
+    if not (value > 0 and math.isfinite(value)) or (whole and value != int(value)):
+        raise ValueError(f"model: {key} ({text}) must be a positive {whole}number")
     return value

@@ -169,9 +169,12 @@ def cells(chosen: Chosen) -> list[Cell]:
     for table, row, cp, _ in _entries(chosen):
         ways.setdefault(_cell(table, row, cp, chosen), set()).update(_directions(row[1]))
     if not ways:
+        names = ", ".join(dict.fromkeys(table["figure"] for table in tables()))
+        asked = [f"figure ({chosen.figure})"] if chosen.figure else []
+        asked += [f"cp ({', '.join(map(str, chosen.cp))})"] if chosen.cp else []
         raise ValueError(
-            f"figure ({chosen.figure}), cp ({chosen.cp}): nothing published has these; leave them "
-            "out to see all"
+            f"{', '.join(asked)}: nothing published has these; there are {names}; leave them out "
+            "to see all"
         )
     found = [
         replace(cell, directions=tuple(d for d in Direction if d in own))

@@ -257,6 +257,23 @@ def problem_of(args: argparse.Namespace) -> Problem:
     )
 
 
+def given(
+    args: argparse.Namespace, add: Callable[[argparse.ArgumentParser], object], *but: str
+) -> str:
+    """Name the flags, of those that `add` adds, that have another value than their default.
+
+    Args:
+        args: What was read.
+        add: Adds them to a parser.
+        but: Names of values that are left out.
+    """
+    plain = argparse.ArgumentParser(add_help=False)
+    add(plain)
+    values = vars(plain.parse_args([])).items()
+    changed = [name for name, value in values if getattr(args, name) != value and name not in but]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+
+
 class Help(argparse.HelpFormatter):
     """Wraps what a verb says of itself; blocks with indented lines stay as they are."""
 

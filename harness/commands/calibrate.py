@@ -6,6 +6,7 @@ seconds. The file that it writes is a cluster: `simulate --cluster FILE`, `sweep
 """
 
 import argparse
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from harness import local
 from harness.calibration import dump, load
 from harness.commands.arguments import Help, example
+from harness.files import write_whole
 from harness.fit.cluster import MACHINES, fit_cluster, sources_of
 
 
@@ -52,18 +54,31 @@ def run(args: argparse.Namespace) -> int:
     """Fit one cluster, or check one."""
     date = datetime.now(tz=UTC).date().isoformat()
     if args.check is not None:
+        if args.from_logs is not None or args.cluster is not None:
+            raise ValueError("--check measures here; leave --from-logs and --cluster out")
         return _check(args)
     if args.from_logs is None:
         if args.cluster is not None:
             raise ValueError("--cluster names whose logs are fitted; give --from-logs with it")
+        _require_place(args.output)  # before the work, which would be lost
         text = local.calibrated(date, _log)
     else:
         text = _from_logs(args, date)
     if args.output is None:
         sys.stdout.write(text)
     else:
-        args.output.write_text(text, encoding="utf-8")
+        write_whole(args.output, text)
     return 0
+
+
+def _require_place(path: Path | None) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--output ({path}) must be a file in a folder that can be written")
 
 
 def _log(line: str) -> None:
@@ -76,6 +91,7 @@ def _from_logs(args: argparse.Namespace, date: str) -> str:
         raise ValueError(f"--from-logs needs --cluster; choose from {names}")
     if not args.from_logs.is_dir():
         raise ValueError(f"--from-logs ({args.from_logs}) must be a folder of measured tables")
+    _require_place(args.output)
     machine = next(machine for machine in MACHINES if machine.name == args.cluster)
     return dump(fit_cluster(args.from_logs, machine, date, _log), sources_of(machine, date))
 

@@ -204,7 +204,11 @@ def _hashes(args: argparse.Namespace, config: Config) -> tuple[str, ...]:
 def _done(file: ResultFile) -> set[str]:
     """Hashes of the cells that need no other try."""
     done: set[str] = set()
-    for record in file.scan():
+    for number, record in enumerate(file.scan(), start=1):
+        if not record.keys() >= {"config_hash", "status", "tolerances"}:
+            raise ValueError(
+                f"--output ({file.path}): record {number} is of no check; name another file"
+            )
         ended = record["status"] in (Status.PASSED, Status.REFUSED)
         (done.add if ended else done.discard)(str(record["config_hash"]))
     return done

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.commands.arguments import Help, example
+from harness.cell import known
+from harness.commands.arguments import Help, example, positive
 from harness.commands.progress import Output
 from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
 from harness.records import read_records
@@ -41,7 +42,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("after", type=Path, help="another")
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=positive,
         default=100 * THRESHOLD,
         metavar="PERCENT",
         help="least change of a median that counts (default: %(default)g %%)",
@@ -52,7 +53,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Compare two result sets; 1 if something is worse."""
-    before, after = (read_records(path) for path in (args.before, args.after))
+    before, after = (known(read_records(path), path) for path in (args.before, args.after))
     found = compare(before, after, threshold=args.threshold / 100)
     if not found.matched:
         raise ValueError(

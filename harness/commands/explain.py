@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.checks import cores
-from harness.commands.arguments import Help, add_problem, example, problem_of
+from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
 from harness.errors import UnsupportedError
@@ -73,8 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """Explain one strategy or all; 1 if the one that was asked for is not legal."""
     if args.model is not None:
         return run_model(args)
-    if args.max_context or args.cluster is not None:
-        raise ValueError("--max-context and --cluster are of a whole model; add --model")
+    idle = given(args, add_model)
+    if idle:
+        raise ValueError(f"{idle}: these are of a whole model; add --model")
     problem = problem_of(args)
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)

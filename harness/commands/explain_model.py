@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.checks import cores
 from harness.cluster import cluster
-from harness.commands.arguments import length
+from harness.commands.arguments import add_problem, given, length, positive
 from harness.commands.arguments import model as read_model
 from harness.commands.progress import Live, Output
 from harness.counting import Use
@@ -65,9 +65,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-context", action="store_true", help="the longest that fits (else: --seqlen)"
     )
-    group.add_argument("--gpu-memory", type=float, help="GiB of a GPU (default: the cluster's)")
+    group.add_argument("--gpu-memory", type=positive, help="GiB of a GPU (default: the cluster's)")
     group.add_argument(
-        "--host-memory", type=float, help=f"GiB of a node (default: {HOST_BYTES / _GIB:.0f})"
+        "--host-memory", type=positive, help=f"GiB of a node (default: {HOST_BYTES / _GIB:.0f})"
     )
     group.add_argument("--step", type=length, help="of contexts (default: 1m a node)")
     for name in ("checkpoint", "offload", "tiled"):
@@ -79,6 +79,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def run_model(args: argparse.Namespace) -> int:
     """Answer for one strategy or all; 1 if the one that was asked for is not legal."""
+    idle = given(args, add_problem, *([] if args.max_context else ["seqlen"]))
+    if idle:
+        raise ValueError(
+            f"{idle}: a model is trained over all GPUs of its cluster, in shapes of its own, causal"
+            + (", and --max-context finds the length" if args.max_context else "")
+            + "; leave these out, or give --model key=value pairs"
+        )
+    if args.step is not None and not args.max_context:
+        raise ValueError("--step is of contexts that are searched; add --max-context")
     machine = cluster(args.cluster or _CLUSTER)
     step = None
     if args.max_context:
@@ -116,8 +125,6 @@ def _answers(question: Question, names: Sequence[str]) -> list[Answer]:
 def _bytes(gib: float | None, default: int) -> int:
     if gib is None:
         return default
-    if gib <= 0:
-        raise ValueError(f"memory ({gib} GiB) must be positive")
     return round(gib * _GIB)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cluster import Cluster, cluster
+from harness.cluster import DEFAULT, Cluster, cluster
 from harness.commands.arguments import (
     Help,
     add_cluster,
@@ -21,6 +21,7 @@ from harness.commands.arguments import (
     add_problem,
     count,
     example,
+    given,
     problem_of,
 )
 from harness.commands.plan_show import level_lines, print_blocks
@@ -65,12 +66,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=Help,
     )
-    add_plan(parser)
-    parser.add_argument(
-        "--gpus-per-node",
-        type=count,
-        help="ranks that share fast links, by default as many as in a node of the cluster",
-    )
+    _add_plan(parser)
     add_cluster(parser, "what planners that search plan for, and timelines run on: ")
     parser.add_argument(
         "--show",
@@ -78,18 +74,35 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default="grid",
         help="ranks x steps; blocks by rank, and each rank's account; or a Gantt chart",
     )
-    add_problem(parser)
     group = parser.add_argument_group("files and output")
     group.add_argument(
-        "--load", type=Path, metavar="FILE", help="prove a saved plan; the flags above are not read"
+        "--load",
+        type=Path,
+        metavar="FILE",
+        help="prove a saved plan; with --cluster and --show alone",
     )
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan as JSON")
     group.add_argument("--json", action="store_true", help="print JSON instead of the grid")
     parser.set_defaults(run=run)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that decide a plan."""
+    add_plan(parser)
+    parser.add_argument(
+        "--gpus-per-node",
+        type=count,
+        help="ranks that share fast links, by default as many as in a node of the cluster",
+    )
+    add_problem(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     """Make or load one plan; 1 if it is wrong."""
+    if args.load is not None:
+        idle = given(args, _add_plan)
+        if idle:
+            raise ValueError(f"{idle}: a saved plan has its own; leave these out, or --load")
     plan = _load(args.load) if args.load is not None else _make(args)
     try:
         program = verify(plan)
@@ -125,6 +138,11 @@ def _context(args: argparse.Namespace) -> Context:
     machine = cluster(args.cluster)
     if args.gpus_per_node is None:
         return context_on(machine)
+    if args.cluster != DEFAULT:
+        raise ValueError(
+            f"--gpus-per-node ({args.gpus_per_node}) is of plans for no cluster in particular, and "
+            f"--cluster ({args.cluster}) has {machine.gpus_per_node}; give one of them"
+        )
     return Context(gpus_per_node=args.gpus_per_node)
 
 

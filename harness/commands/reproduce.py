@@ -16,7 +16,7 @@ from harness.checks import cores
 from harness.commands.arguments import Help, count, degree, example, listed, positive
 from harness.commands.progress import Output
 from harness.commands.speedups import measured_beside, show
-from harness.reproduce import PAPERS, Figure, figures
+from harness.reproduce import PAPERS, Figure, figures, tables
 from harness.speedups import Chosen
 
 _SPEEDUPS = "ultraattn"
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             _print(console, rows)
     if not found:
-        raise ValueError(f"table ({args.table}) is in no name; leave --table out to see all")
+        names = "; ".join(table["name"] for table in tables(args.paper))
+        raise ValueError(f"table ({args.table}) is in no name; there are {names}")
     off = [figure for figure in found if figure.holds is False]
     if args.json:
         fields = [{**asdict(f), "error": f.error, "holds": f.holds} for f in found]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import suite
-from harness.cell import Status
+from harness.cell import Status, known
 from harness.checks import cores
 from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
@@ -146,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
                 f"results folder ({folder}) has {len(results.records)} records; "
                 "give --resume to go on from them, or name another"
             )
+        known(results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
         finally:  # what is done is done, also if Ctrl-C ends it here
@@ -173,11 +174,29 @@ def _cells(args: argparse.Namespace) -> list[Config]:
     if args.model is not None:
         given = {**_of_model(args.model), **given}
     cells = [cell for part in parts for cell in suite.override(part, given).cells()]
+    _refuse_idle(args, cells)
     for pattern, tokens in {(cell.pattern, cell.seqlen_q) for cell in cells}:
         make_pattern(pattern, tokens)  # an unknown pattern is a wrong call, not an illegal cell
     for name in {cell.cluster for cell in cells if cell.cluster is not None}:
         cluster(name)  # so is an unknown cluster
     return list(dict.fromkeys(cells))
+
+
+def _refuse_idle(args: argparse.Namespace, cells: Sequence[Config]) -> None:
+    """Refuse flags that no cell would heed.
+
+    Raises:
+        ValueError: There is one.
+    """
+    layers = any(cell.scope is Scope.LAYER for cell in cells)
+    if (args.hidden or args.rotary) and not layers:
+        raise ValueError("hidden and rotary are of a layer; add --scope layer")
+    simulated = any(cell.transport is Where.SIMULATED for cell in cells)
+    if (args.cluster or args.runtime) and not simulated:
+        raise ValueError(
+            "cluster and runtime are of simulated cells, and measured ones run on this machine; "
+            "add --mode simulate, or leave them out"
+        )
 
 
 def _of_model(shape: Model) -> dict[str, tuple[object, ...]]:

@@ -118,6 +118,9 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         dtype=problem.dtype,
         direction=direction,
         transport=Where.GLOO,
+        scope=args.scope,
+        hidden=problem.hidden,
+        rotary=problem.rotary,
     )
     if problem.head_dim_v != problem.head_dim:
         raise ValueError(f"--head-dim-v ({problem.head_dim_v}) must be --head-dim with --measured")

@@ -86,14 +86,20 @@ MACHINES = (
 def fit_cluster(
     folder: Path, machine: Machine, date: str, log: Callable[[str], None]
 ) -> Calibration:
-    """Fit kernels and links to their own tables, then effects to half of the whole runs."""
+    """Fit kernels and links to their own tables, then effects to half of the whole runs.
+
+    Raises:
+        ValueError: The folder has no times of this machine's kernels.
+    """
     shipped = calibration(machine.name)
+    rows = [r for r in read(folder, "kernel_times.csv") if r.get("gpu") == machine.kernels]
+    if not rows:
+        raise ValueError(
+            f"logs ({folder}) must have kernel_times.csv with rows of gpu {machine.kernels}"
+        )
     # Tables of kernels have no uneven lengths.
     even = replace(shipped.kernels, uneven=1.0)
-    kernels, errors = fit_kernels(
-        [r for r in read(folder, "kernel_times.csv") if r["gpu"] == machine.kernels],
-        even,
-    )
+    kernels, errors = fit_kernels(rows, even)
     for direction, error in errors.items():
         log(f"{machine.name}: kernels {direction.value}: {error}")
     if not machine.splits:

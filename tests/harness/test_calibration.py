@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,48 @@ def test_a_file_that_lacks_or_adds_a_parameter_is_refused(tmp_path: Path) -> Non
         load(path)
     path.write_text(text.replace("[range]", "[rangers]"))
     with pytest.raises(ValueError, match="range"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "rule"),
+    [
+        ("sms", "nan", "kernels.sms"),  # once searched without end
+        ("sms", "-1", "kernels.sms"),
+        ("nodes", '"8"', "hardware.nodes"),
+        ("gpus_per_node", "true", "hardware.gpus_per_node"),
+        ("device", '"tpu"', "cuda or cpu"),
+        ("flops_per_s", "0", "hardware.flops_per_s"),
+        ("launch_s", "-1e-6", "kernels.forward.launch_s"),
+        ("causal", "inf", "kernels.forward.causal"),
+        ("splits", "1", "true or false"),
+        ("share", "0.0", "effects.near.share"),
+        ("heads", "[]", "range.heads"),
+        ("head_dims", "[128.5]", "range.head_dims"),
+        ("min_tokens", "1000000000", "range.max_tokens"),
+        ("near", "nan", "errors.near"),
+        ("id", "7", "id"),
+    ],
+)
+def test_a_value_that_a_parameter_cannot_have_is_refused(
+    tmp_path: Path, parameter: str, value: str, rule: str
+) -> None:
+    text = (FOLDER / "h800.toml").read_text()
+    path = tmp_path / "bad.toml"
+    path.write_text(
+        re.sub(rf"(?m)^{parameter} = [^#\n]*", f"{parameter} = {value} ", text, count=1)
+    )
+    with pytest.raises(ValueError, match=rf"bad\.toml.*{re.escape(rule)}"):
+        load(path)
+
+
+def test_a_table_that_is_a_value_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('id = "mine"\nkernels = 3\nlinks = 4\neffects = 5\n')
+    with pytest.raises(ValueError, match=r"bad\.toml"):
+        load(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"bad\.toml"):
         load(path)
 
 
