@@ -517,6 +517,9 @@ def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries:
 def _folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:
     """Keep one part of each kind: the coarsest partition that times cannot tell apart."""
     kinds = _kinds(parts)
+    if len(set(kinds)) == len(parts):
+        ranks_met = {queue // _STREAMS for part in parts for queue in _lines(part)}
+        return tuple(parts), dict.fromkeys(sorted(ranks_met), 1)
     first: dict[int, int] = {}
     for index, kind in enumerate(kinds):
         first.setdefault(kind, index)
@@ -582,9 +585,13 @@ def _kinds(parts: Sequence[Part]) -> list[int]:
             for part, place in zip(parts, places, strict=True)
         ]
     )
+    queued = all(places)
     while True:
         count = len(set(kinds))
         alike = _ranks_alike(parts, kinds)
+        if queued and len(set(alike.values())) == len(alike):
+            # No two ranks are alike, and no two parts have one place in a line: nothing folds.
+            return list(range(len(parts)))
         kinds = _numbered(
             [
                 (

@@ -13,7 +13,7 @@ from harness.effects import ALL, SAID, Effect
 from harness.plan import Plan
 from harness.predicted import pricer, skeleton_on, trust
 from harness.problem import Direction
-from harness.residency import Program
+from harness.residency import Program, without_collection
 from harness.simulate import simulate
 from harness.verify import verify
 from strategies import strategy
@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     problem, direction = problem_of(args), Direction(args.direction)
     machine = cluster(args.cluster)
     machine.require(problem.cp)
-    program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
-    body = _predict(program, machine, args.runtime, explain=args.explain)
+    with without_collection():
+        program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
+        body = _predict(program, machine, args.runtime, explain=args.explain)
     if args.json:
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
     else:

@@ -20,6 +20,8 @@ CASES = (
     ("ring", "full", 16, False),
     ("zigzag", "causal", 8, False),
     ("owner", "strided", 8, False),
+    ("ring", "causal", 9, False),
+    ("allgather", "causal", 9, False),
 )
 
 
@@ -79,6 +81,13 @@ def test_a_plan_that_ranks_run_in_step_folds_to_one_rank() -> None:
     made = skeleton(program("ring", "full", 16, Direction.FORWARD), 16)
     assert len(made.parts) * 16 == made.folded
     assert {rank for part in made.parts for rank in part.ranks} == {0}
+
+
+def test_a_plan_whose_ranks_all_differ_is_left_as_it_is() -> None:
+    made = program("ring", "causal", 9, Direction.FORWARD)
+    whole, folded = skeleton(made, 3, fold=False), skeleton(made, 3)
+    assert folded == whole
+    assert folded.alike == dict.fromkeys(range(9), 1)
 
 
 def test_nodes_keep_their_ranks_apart() -> None:
