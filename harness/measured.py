@@ -11,6 +11,7 @@ no strategy here plans, and what is known to be wrong or only noise, is skipped 
     ring, zigzag, stripe           the strategy of that name in eager torch
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -43,6 +44,13 @@ _EAGER = ("ring", "zigzag", "stripe")
 _SEARCH_S = 1  # CPU seconds per tiling and per schedule of ultraattn
 _PER_CHUNK = 1024  # tokens of the reference problem
 _RAW = {"strided": 16, "global_local": 16, "star": 4, "streaming": 8}  # Source: UltraAttn, tables
+_HEAD_DIM = 128
+_MOST_GPUS = 1024  # a ring of so many is planned in a minute
+_MOST_SEARCHED = 64  # others take long to search or to lay out
+_DENSE = ("full", "causal")
+_MODES = ("normal", "nocomm", "nocomp")
+_PAIRED_NODES = 8  # of so many a strided pattern joins pairs; fewer it keeps apart
+_OWNER_NODES = (1, 2, 4, _PAIRED_NODES)
 _NOISE_S = 0.3e-3  # below it measured times of this harness repeat only within 14 %
 
 
@@ -57,7 +65,7 @@ class Case:
         pattern: Who attends whom.
         direction: `fwd` or `bwd`.
         strategy: Label of the plan.
-        heads: Query heads.
+        heads: Query heads, of all sequences of a batch.
         seqlen_q: Query tokens.
         seqlen_kv: Key tokens.
         rows: Y of a grid, else 0.
@@ -106,33 +114,57 @@ class Case:
 def case_of(row: Row) -> Case | str:
     """Read a row; a text says why it is skipped."""
     if row["gpu"] not in CLUSTERS:
-        return f"there is no calibration of {row['gpu']}"
+        gpu = row["gpu"] or "(none)"
+        return f"there is no calibration of {gpu}; there is one of {', '.join(CLUSTERS)}"
     if row["strategy"] not in ("ultra", *_EAGER):
-        return f"strategy {row['strategy']} does not exist here"
+        known = ", ".join(("ultra", *_EAGER))
+        return f"strategy {row['strategy'] or '(none)'} does not exist here; {known} do"
     try:
         case = _sparse(row) if "author_predicted_s" in row else _dense(row)
-    except (KeyError, ValueError) as error:
+    except KeyError as error:
+        return f"the row cannot be read: it has no column {error}"
+    except TypeError:
+        return "the row cannot be read: it ends before its last column"
+    except ValueError as error:
         return f"the row cannot be read: {type(error).__name__}: {error}"
     return case if isinstance(case, str) else _refused(case) or case
 
 
 def _refused(case: Case) -> str:
-    """Why a row cannot be planned; empty if it can."""
-    if min(case.measured_s, case.seqlen_q, case.seqlen_kv, case.heads, case.cp) <= 0:
-        return "the row cannot be read: times, lengths, heads and GPUs must be positive"
-    if case.direction not in ("fwd", "bwd"):
-        return f"direction {case.direction} does not exist here"
-    dense = case.pattern in ("full", "causal")
-    if not dense and case.pattern not in _RAW:
-        return f"pattern {case.pattern} does not exist here"
+    """Why a row makes no sense or cannot be planned; empty if it can."""
+    counts = (case.seqlen_q, case.seqlen_kv, case.heads, case.nodes, case.gpus_per_node)
+    if not (0 < case.measured_s < math.inf) or min(counts) <= 0:
+        return "the row cannot be read: times, lengths, heads and GPUs must be positive and finite"
+    named = (
+        ("direction", case.direction, ("fwd", "bwd")),
+        ("mode", case.mode, _MODES),
+        ("pattern", case.pattern, (*_DENSE, *_RAW)),
+    )
+    for what, name, known in named:
+        if name not in known:
+            return f"{what} {name or '(none)'} does not exist here; {', '.join(known)} do"
+    most = _MOST_GPUS if case.is_eager else _MOST_SEARCHED
+    if case.cp > most:
+        return f"{case.cp} GPUs are more than the {most} that such plans are made for here"
     if case.strategy.startswith("grid"):
-        ranks = case.gpus_per_node if case.nodes == 1 else case.nodes
-        if not case.rows or ranks % case.rows:
-            return f"a grid of {case.rows} rows does not fit {ranks} GPUs or nodes"
-        if case.pattern != "full":
-            return f"grids of pattern {case.pattern} do not exist here"
-    if case.strategy in ("owner", "ultraattn") and dense:
+        return _refused_grid(case)
+    return "" if case.is_eager else _refused_allocation(case)
+
+
+def _refused_grid(case: Case) -> str:
+    ranks = case.gpus_per_node if case.nodes == 1 else case.nodes
+    if not case.rows or ranks % case.rows:
+        return f"a grid of {case.rows} rows does not fit {ranks} GPUs or nodes"
+    return "" if case.pattern == "full" else f"grids of pattern {case.pattern} do not exist here"
+
+
+def _refused_allocation(case: Case) -> str:
+    if case.pattern in _DENSE:
         return f"allocations of pattern {case.pattern} do not exist here"
+    if _chunks(case) % case.cp:
+        return f"{_chunks(case)} chunks of pattern {case.pattern} do not divide by {case.cp} GPUs"
+    if case.strategy == "owner" and not case.levels and case.nodes not in _OWNER_NODES:
+        return f"pattern strided on {case.nodes} nodes was not measured and is not planned here"
     return ""
 
 
@@ -155,7 +187,7 @@ def _dense(row: Row) -> Case | str:
         pattern=row["pattern"],
         direction=row["direction"],
         strategy=label,
-        heads=int(row["heads"]),
+        heads=_heads(row),
         seqlen_q=int(row["Sq"]),
         seqlen_kv=int(row["Skv"]),
         rows=int(row["Y"] or 0),
@@ -163,6 +195,17 @@ def _dense(row: Row) -> Case | str:
         measured_s=float(row["time_s"]),
         author_s=None,
     )
+
+
+def _heads(row: Row) -> int:
+    """Heads of all sequences: a kernel and a transfer take them alike.
+
+    Raises:
+        ValueError: They are of another width than all measured ones.
+    """
+    if int(row["head_dim"]) != _HEAD_DIM:
+        raise ValueError(f"head_dim ({row['head_dim']}) must be {_HEAD_DIM}, as was measured")
+    return int(row["heads"]) * int(row["bs"])
 
 
 def _sparse(row: Row) -> Case | str:
@@ -186,7 +229,7 @@ def _sparse(row: Row) -> Case | str:
         pattern=pattern,
         direction=row["direction"],
         strategy=label,
-        heads=int(row["heads"]),
+        heads=_heads(row),
         seqlen_q=seqlen,
         seqlen_kv=seqlen,
         rows=0,
@@ -281,10 +324,15 @@ def _nodes(case: Case, pricer: Pricer, *, fused: bool) -> float:
     return _scaled(whole, shape, case.seqlen_q, case.seqlen_kv)
 
 
+def _chunks(case: Case) -> int:
+    """Chunks that a sparse pattern is cut into: its own, or one per GPU if those are more."""
+    return max(_RAW[case.pattern], case.cp)
+
+
 def _owner(case: Case, pricer: Pricer) -> float:
-    if case.nodes * 2 > _RAW[case.pattern] / 2 and case.nodes > 1:
+    if case.nodes == _PAIRED_NODES:
         return _strided_pairs(case, pricer)
-    chunks = max(_RAW[case.pattern], case.cp)
+    chunks = _chunks(case)
     shape = _owned(case.pattern, case.cp, chunks, case.gpus_per_node, case.pass_)
     return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
 
@@ -371,7 +419,7 @@ def _problem(pattern: str, seqlen: int, cp: int) -> Problem:
         pattern=make_pattern(pattern, seqlen),
         heads_q=1,
         heads_kv=1,
-        head_dim=128,
+        head_dim=_HEAD_DIM,
         dtype=Dtype.BFLOAT16,
         cp=cp,
     )

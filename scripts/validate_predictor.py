@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhe
 
 from harness.calibration import FOLDER, calibration, plan_class
 from harness.effects import ALL, Effect
-from harness.errors import HarnessError
 from harness.fit.cluster import run_halves
 from harness.fit.tables import Row, read
 from harness.measured import CLUSTERS, Case, case_of, predict
@@ -62,9 +61,10 @@ def main() -> None:
     parser.add_argument("--ablation", action="store_true", help="effects off, one by one")
     parser.add_argument("--most", type=int, default=0, help="rows of a set; 0 is all")
     args = parser.parse_args()
-    cases, skipped = load(args.data, noisy=args.noisy)
-    if not cases and not skipped:
-        parser.error(f"--data ({args.data}) must hold tables of measured runs")
+    try:
+        cases, skipped = load(args.data, noisy=args.noisy)
+    except ValueError as error:
+        parser.error(str(error))
     if args.holdout:
         cases = run_halves(cases)[1]
     most = args.most or (_ABLATED if args.ablation else len(cases))
@@ -133,6 +133,8 @@ def write_errors(cases: list[Case], predicted: list[float]) -> None:
             known = not case.levels  # else the plans differ, not only their times
             if case.gpu == gpu and case.mode == "normal" and known and id(case) in kept:
                 errors[class_of(case)].append(abs(seconds / case.measured_s - 1))
+        if not errors:  # what other runs have said of it stays
+            continue
         path = FOLDER / f"{name}.toml"
         lines = [
             line
@@ -168,12 +170,21 @@ def ablation(cases: list[Case], jobs: int) -> None:
 
 
 def load(folder: Path, *, noisy: bool) -> tuple[list[Case], Counter[str]]:
-    """Read every table of measured runs in a folder; count what is skipped by reason."""
+    """Read every table of measured runs in a folder; count what is skipped by reason.
+
+    Raises:
+        ValueError: There is none.
+    """
     cases: list[Case] = []
     skipped: Counter[str] = Counter()
-    for path in sorted(folder.glob("*.csv")):
+    other = []  # why a file is no such table
+    paths = sorted(folder.glob("*.csv"))
+    for path in paths:
         rows: list[Row] = read(folder, path.name)
-        if not rows or not set(rows[0]) >= _NEEDED:
+        lacking = sorted(_NEEDED - set(rows[0])) if rows else []
+        if lacking or not rows:
+            why = f"lacks the columns {', '.join(lacking)}" if lacking else "has no rows"
+            other.append(f"{path.name} {why}")
             continue
         for row in rows:
             case = case_of(row)
@@ -183,6 +194,12 @@ def load(folder: Path, *, noisy: bool) -> tuple[list[Case], Counter[str]]:
                 skipped["UltraAttn times under 0.3 ms are noise"] += 1
             else:
                 cases.append(case)
+    if len(other) == len(paths):
+        found = "; ".join(other) or ("it holds no *.csv" if folder.is_dir() else "it is no folder")
+        raise ValueError(
+            f"--data ({folder}) must hold tables of measured runs, *.csv with the columns of "
+            f"measured_dist_attn.csv or measured_bsa_h100.csv, but {found}"
+        )
     return cases, skipped
 
 
@@ -225,7 +242,7 @@ def _batch(cases: list[Case], effects: frozenset[Effect]) -> list[float | str]:
 def _one(case: Case, effects: frozenset[Effect]) -> float | str:
     try:
         return predict(case, calibration(CLUSTERS[case.gpu]), effects)
-    except (HarnessError, ValueError) as error:  # a shape that no plan here fits
+    except Exception as error:  # the boundary of the row: a shape that no plan here fits
         return f"it cannot be planned: {type(error).__name__}: {error}"
 
 

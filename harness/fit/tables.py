@@ -11,12 +11,19 @@ T = TypeVar("T")
 
 
 def read(folder: Path, name: str) -> list[Row]:
-    """Return the rows of a table; none if it is not there."""
+    """Return the rows of a table; none if it is not there. Bytes that are no UTF-8 become U+FFFD.
+
+    Raises:
+        ValueError: The file is no table.
+    """
     path = folder / name
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        try:
+            return list(csv.DictReader(file))
+        except csv.Error as error:
+            raise ValueError(f"{path} must be comma-separated values: {error}") from error
 
 
 def halves(items: Iterable[T], key: Sequence[str], text: Iterable[str]) -> tuple[list[T], list[T]]:

@@ -38,6 +38,11 @@ def folder(tmp_path: Path) -> Path:
         + "H800,1,8,8192,8192,1,128,1,full,fwd,ring,,,,,normal,fast,1,L99\n"
         + "H800,8,1,8192,8192,1,128,1,full,fwd,ring,,,,,normal,0.01,1,L17\n"
         + "H800,1,8,8192,8192,1,128,1,full,fwd,ultra,1,bfs,,,normal,0.01,1,L00\n"
+        + "H800,1\n"
+        + "H800,1,8,8192,8192,1,128,1,full,fwd,ring,,,,,normal,nan,1,L99\n"
+        + "H800,1,8,8192,8192,1,64,1,full,fwd,ring,,,,,normal,0.01,1,L99\n"
+        + "H800,1,8,8192,8192,1,128,1,full,fwd,ring,,,,,sleepy,0.01,1,L99\n"
+        + "H800,1,6000,8192,8192,1,128,1,full,fwd,ring,,,,,normal,0.01,1,L99\n"
     )
     (tmp_path / "sparse.csv").write_text(
         SPARSE
@@ -46,6 +51,9 @@ def folder(tmp_path: Path) -> Path:
         + "H100,2,4,65536,3,128,1,global_local,bwd,ultra,node_tile,0,bfs,0.004,,x\n"
         + "H100,1,8,65536,5,128,1,streaming,fwd,ultra,row_tile,0,bfs,0.004,0.0038,x\n"
         + "H100,1,8,65536,5,128,1,spiral,fwd,ring,,,,0.004,,x\n"
+        + "H100,9,8,65536,5,128,1,streaming,fwd,ultra,node_tile,0,bfs,0.004,0.0038,x\n"
+        + "H100,1,3,65536,5,128,1,streaming,fwd,ultra,node_tile,0,bfs,0.004,0.0038,x\n"
+        + "H100,1,8,65536,5,128,1,streaming,fwd,ring\n"
     )
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     return tmp_path
@@ -77,6 +85,14 @@ def test_every_row_is_predicted_or_counted_with_its_reason(folder: Path) -> None
         "8 nodes of 1 GPU",
         "allocation of blocks to GPUs is unknown",
         "pattern spiral does not exist",
+        "strategy (none) does not exist here; ultra, ring, zigzag, stripe do",
+        "cannot be read: times, lengths, heads and GPUs must be positive and finite",
+        "cannot be read: ValueError: head_dim (64) must be 128",
+        "mode sleepy does not exist here; normal, nocomm, nocomp do",
+        "6000 GPUs are more than 1024",
+        "72 GPUs are more than 64",
+        "8 chunks of pattern streaming do not divide by 3 GPUs",
+        "cannot be read: it ends before its last column",
     ):
         assert f"1: {reason}" in done.stderr.replace("there is ", "").replace("the ", "").replace(
             "row ", ""
@@ -84,9 +100,33 @@ def test_every_row_is_predicted_or_counted_with_its_reason(folder: Path) -> None
 
 
 def test_a_folder_without_tables_is_a_wrong_call(tmp_path: Path) -> None:
+    for folder, why in ((tmp_path, "it holds no *.csv"), (tmp_path / "no", "it is no folder")):
+        done = run(folder)
+        assert done.returncode == 2
+        assert "must hold tables of measured runs" in done.stderr
+        assert why in done.stderr
+    (tmp_path / "a.csv").write_text(DENSE)
+    (tmp_path / "b.csv").write_text("gpu,nodes,gpus_per_node,heads,direction,strategy\n" + "1," * 5)
     done = run(tmp_path)
     assert done.returncode == 2
-    assert "must hold tables of measured runs" in done.stderr
+    assert "a.csv has no rows; b.csv lacks the columns time_s" in done.stderr
+
+
+def test_a_table_may_begin_with_a_mark_and_hold_bytes_that_are_no_text(tmp_path: Path) -> None:
+    row = "A800,1,8,15360,15360,7,128,1,causal,bwd,ring,,,,,normal,0.01,1,L02\n"
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + (DENSE + row).encode() + b"A800,\xff\xfe\n")
+    done = run(tmp_path, "--json")
+    assert [r["n"] for r in json.loads(done.stdout)] == [1]
+    assert "skipped      1" in done.stderr
+
+
+def test_sequences_side_by_side_are_heads(tmp_path: Path) -> None:
+    row = "A800,1,8,15360,15360,{},128,{},causal,bwd,ring,,,,,normal,0.01,1,L02\n"
+    found = []
+    for heads, batch in ((6, 1), (3, 2), (3, 1)):
+        (tmp_path / "a.csv").write_text(DENSE + row.format(heads, batch))
+        found.append(json.loads(run(tmp_path, "--json").stdout)[0]["signed"])
+    assert found[0] == found[1] > found[2]
 
 
 def test_half_of_the_shapes_can_be_left_out(folder: Path) -> None:
