@@ -52,6 +52,10 @@ class Job(NamedTuple):
         messages: Of a transfer, how many messages it is, each of `seconds`, one after another. A
             kernel starts beside the first at the latest, so the others are patient.
         gates: Of a transfer, jobs that its destination waits for before it posts.
+        tail_s: Of a kernel, for how long its last part runs, merges of short thread blocks beside
+            which a transfer gets its SMs at once.
+        early: Of a transfer, whether it comes before a kernel that could start as well, whatever
+            others do.
     """
 
     queues: tuple[int, ...]
@@ -64,6 +68,8 @@ class Job(NamedTuple):
     patient: bool = False
     messages: int = 1
     gates: tuple[int, ...] = ()
+    tail_s: float = 0.0
+    early: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -236,12 +242,18 @@ class _Run:
     def offer(self, touched: list[int]) -> None:
         """Start or post what can be, of some jobs: transfers first, or kernels first."""
         jobs, ends = self.jobs, self.ends
-        transfers: list[int] = []
+        before: list[int] = []
         kernels: list[int] = []
+        behind: list[int] = []
         for index in touched:
-            (transfers if jobs[index].moves else kernels).append(index)
-        if not self.kernels_first:
-            self.offer_transfers(transfers)
+            job = jobs[index]
+            if not job.moves:
+                kernels.append(index)
+            elif self.kernels_first and not job.early:
+                behind.append(index)
+            else:
+                before.append(index)
+        self.offer_transfers(before)
         for index in kernels:
             if ends[index] < 0 and not self.waits[index]:
                 for line in self.lines[index]:
@@ -249,8 +261,7 @@ class _Run:
                         break
                 else:
                     self.offer_kernel(index, jobs[index])
-        if self.kernels_first:
-            self.offer_transfers(transfers)
+        self.offer_transfers(behind)
 
     def offer_transfers(self, transfers: Sequence[int]) -> None:
         """Post some transfers that have not ended, as far as they can be."""
@@ -306,7 +317,8 @@ class _Run:
         if job.patient or self.sent[index]:
             # All blocks of the kernel come first: its last wave begins a wave before it ends.
             left = self.left[number] - (self.now - self.since_s[number]) / self.pace_s[number]
-            wave = max(self.now, self.now + left * self.pace_s[number] - kernel.wave_s)
+            end = self.now + left * self.pace_s[number]
+            wave = max(self.now, end - kernel.wave_s - kernel.tail_s)
         if wave - start < kernel.seconds[0] * _LAST_WAVE:
             heappush(self.heap, (wave, _POSTING + side, index, 0))
         else:

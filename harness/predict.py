@@ -154,6 +154,10 @@ class Pricer:
             patient = moves and self.convention.eager and part.need.far
             after = (*part.after, *part.latest) if patient else part.after
             messages = self._messages(part.need) if moves else 1
+            # A backward kernel begins with helpers of short thread blocks; a transfer that could
+            # start as well gets its SMs beside them.
+            early = patient and self.direction is Direction.BACKWARD
+            tail_s = self.fold_s(part.need) if part.need.kind == "tile" else 0.0
             jobs.append(
                 Job(
                     part.queues,
@@ -166,6 +170,8 @@ class Pricer:
                     patient,
                     messages,
                     part.gates,
+                    tail_s,
+                    early,
                 )
             )
         return jobs
@@ -322,7 +328,7 @@ class Pricer:
 
     def _messages(self, need: Need) -> int:
         """How many messages a transfer is."""
-        return need.messages if self.convention.apart and not need.far else 1
+        return need.messages if self.convention.apart else 1
 
     def host_s(self, need: Need) -> float:
         """Time to move pieces between a GPU and its host."""

@@ -41,7 +41,7 @@ class Machine:
     kernels: str
     links: str
     runs: str
-    alone_gain: float = 1.14  # rings over 2 nodes of H800 and A800 against 16 pairs
+    alone_gain: float = 1.05  # one pair of H100 against 16 at once: UltraAttn comm_bw logs
     like: str | None = None
     gathers_like: str | None = None
     uneven_like: str | None = None
@@ -68,7 +68,7 @@ MACHINES = (
         kernels="A100",
         links="A100",
         runs="A100",
-        alone_gain=2.1,  # two GPUs share a NIC: UltraAttn logs L16-L23, ring against 16 pairs
+        alone_gain=2.1,  # as the others', and two GPUs share a NIC: UltraAttn logs L16-L23, rings
         splits=False,
     ),
     Machine(
@@ -76,7 +76,6 @@ MACHINES = (
         kernels="zhipu_planck",
         links="H100_hamming",
         runs="H100",
-        alone_gain=1.05,  # one direction against both, 16 pairs
         gathers_like="h800",
         uneven_like="h800",
     ),
@@ -387,7 +386,7 @@ def sources_of(machine: Machine, date: str) -> dict[str, str]:
         "links.near_collective": f"Source: {gathers}, {date}",
         **({} if machine.splits else {"kernels.forward.split_efficiency": f"Source: {runs}"}),
         "links.far_alone": f"Source: set: {machine.alone_gain} times as fast as far: {logs}, "
-        f"rings, {date}",
+        f"one pair of H100 against 16 at once, {date}",
         "effects": f"Source: {near}",
         "effects.near": f"Source: {near}",
         "effects.far": f"Source: {runs}",

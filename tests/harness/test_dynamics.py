@@ -135,3 +135,25 @@ def test_transfers_in_both_directions_slow_each_other_down_while_both_move() -> 
     assert [ends[0], ends[2]] == pytest.approx([1.5, 2.0])
     # Elsewhere nobody notices.
     assert run([transfer(0, 1, *paces), transfer(2, 3, *paces)])[1] == [1.0, 1.0]
+
+
+def test_a_patient_transfer_runs_beside_what_follows_the_thread_blocks_of_a_kernel() -> None:
+    merged = kernel(1, 3.5, wave_s=0.7)._replace(tail_s=1.0)
+    jobs = [merged, transfer(0, 1, 0.4, patient=True)]
+    starts, ends = run(jobs, blocking=True, kernels_first=True)
+    assert starts[1] == pytest.approx(3.5 - 1.0 - 0.7)
+    assert ends == pytest.approx([3.5, 2.2])
+    # One that comes during the merge waits for nothing.
+    late = [merged, transfer(0, 1, 0.4, patient=True)._replace(release_s=2.9)]
+    assert run(late, blocking=True, kernels_first=True)[0][1] == pytest.approx(2.9)
+
+
+def test_an_early_transfer_comes_first_and_its_next_message_waits_for_a_last_wave() -> None:
+    early = transfer(0, 1, 0.4, patient=True)._replace(early=True, messages=2)
+    jobs = [kernel(1, 2.5, wave_s=0.7), early]
+    starts, ends = run(jobs, blocking=True, kernels_first=True)
+    assert starts[1] == 0.0
+    assert ends[1] == pytest.approx(2.5 - 0.7 + 0.4)
+    # What comes once the kernel runs is not early.
+    late = [jobs[0], early._replace(release_s=0.1)]
+    assert run(late, blocking=True, kernels_first=True)[0][1] == pytest.approx(1.8)

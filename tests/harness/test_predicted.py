@@ -201,3 +201,25 @@ def test_a_file_of_ones_own_is_a_cluster(tmp_path: Path) -> None:
         cluster(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match=r"h100-8x8, h100-1x8, .*calibrate"):
         cluster("b200")
+
+
+@pytest.mark.parametrize("way", Direction)
+def test_eager_transfers_between_nodes_come_beside_what_a_kernel_begins_and_ends_with(
+    way: Direction,
+) -> None:
+    cell = replace(CELL, strategy="ring", cp=12, seqlen_q=49152, seqlen_kv=49152, direction=way)
+    made = program(cell)
+    for eager in (True, False):
+        prices = pricer(cell.problem, way, H800, eager=eager)
+        shape = skeleton_on(made, H800, eager=eager, fold=False)
+        for part, job in zip(shape.parts, prices.jobs(shape), strict=True):
+            if part.need.kind == "transfer":
+                assert job.messages == (2 if eager else 1)  # k and v, or dk and dv
+                assert job.patient is (eager and part.need.far)
+                assert job.early is (job.patient and way is Direction.BACKWARD)
+            elif part.need.kind == "tile":
+                folds = prices.fold_s(part.need) if any(part.need.size) else 0.0
+                assert job.tail_s == folds
+                assert min(job.seconds) > job.tail_s
+    assert any(part.need.far for part in shape.parts)
+    assert any(job.tail_s for job in prices.jobs(shape))
