@@ -324,8 +324,10 @@ def show_rings(cases: list[Case], predicted: list[float]) -> None:
         texts = []
         for kind in (("fwd", False), ("fwd", True), ("bwd", False), ("bwd", True)):
             gaps = np.array(cells.get(kind, []))
-            text = f"{np.median(np.abs(gaps)):.1%} ({gaps.mean():+.1%}, n={len(gaps)})"
-            texts.append(text if len(gaps) else "–")
+            if not len(gaps):
+                texts.append("–")
+                continue
+            texts.append(f"{np.median(np.abs(gaps)):.1%} ({gaps.mean():+.1%}, n={len(gaps)})")
         print(f"| {gpu}, {nodes} | {' | '.join(texts)} |")
 
 
