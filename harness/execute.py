@@ -201,9 +201,11 @@ class _Interpreter:
         self.loose: set[int] = set()  # slabs as a kernel left them: all heads of a token in a row
         self.laid_out = {s.slab for r in self.plan.outputs for s in program.final[r]}
         self.device = torch.device("cpu")
-        self.created = {
-            slab: index for index, step in enumerate(program.steps) for slab in step.creates
-        }
+        self.created = (
+            {slab: index for index, step in enumerate(program.steps) for slab in step.creates}
+            if timed
+            else {}
+        )
         self._rows_of: dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], Range] = {}
         self._adopt(inputs)
         self.clock = _Clock(self.device)
@@ -537,7 +539,10 @@ class _Interpreter:
                 fresh.discard(slab)
                 self.buffers[slab] = self._begun(slab, part, grad)
                 continue
-            self._fill(slab, fresh)
+            if slab in fresh and cut is not None:
+                fresh.discard(slab)
+                self.buffers[slab] = self._begun_in_part(slab, part, cut)
+                continue
             target = self._slab(slab)
             if slab in self.loose:
                 self.buffers[slab] = self._laid_out(slab, target, part, cut)
@@ -553,6 +558,22 @@ class _Interpreter:
         if 1 not in part.shape[1:3]:  # with one head or one token it is laid out as a slab
             self.loose.add(slab)
         return part
+
+    def _begun_in_part(self, slab: int, part: torch.Tensor, cut: Cut) -> torch.Tensor:
+        """As `_begun`, where the contribution is not to all of it: zeros around it."""
+        piece = self.program.slabs[slab].piece
+        dtype = self.dtype if slab in self.program.narrow else self.acc
+        rows, heads = cut
+        whole = torch.empty(self._shape(piece), dtype=dtype, device=self.device)
+        _cut(whole, *cut).copy_(part)
+        for rest in (
+            whole[:, :, : rows[0]],
+            whole[:, :, rows[1] :],
+            whole[:, : heads[0], rows[0] : rows[1]],
+            whole[:, heads[1] :, rows[0] : rows[1]],
+        ):
+            rest.zero_()
+        return whole
 
     def _laid_out(
         self, slab: int, target: torch.Tensor, part: torch.Tensor, cut: Cut | None
@@ -706,7 +727,9 @@ class _Interpreter:
 
 
 def _cut(tensor: torch.Tensor, rows: Range, heads: Range) -> torch.Tensor:
-    """Rows and heads of a slab-shaped tensor, as a view."""
+    """Rows and heads of a slab-shaped tensor, as a view; the tensor itself if that is all of it."""
+    if rows == (0, tensor.shape[2]) and heads == (0, tensor.shape[1]):
+        return tensor
     return tensor[:, heads[0] : heads[1], rows[0] : rows[1]]
 
 
