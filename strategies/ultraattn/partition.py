@@ -10,6 +10,7 @@ be in any plan, and `branch` decides over the rest.
 import time
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,10 @@ class Columns:
     Attributes:
         device: Of each set.
         mask: Its blocks, one bit each.
-        cost: What it adds to the volume: in and out, of its remote rows and columns.
-        coefficient: (sets, blocks + 2 * devices): holds a block; adds to received and sent.
+        cost: What it adds to the volume, in and out, of its remote rows and columns; and what
+            nobody can use of its device's maximum, because others add whole steps.
+        coefficient: (sets, blocks + 2 * devices): holds a block; adds to received and sent, what
+            nobody can use included.
     """
 
     device: Ints
@@ -58,7 +61,7 @@ def enumerate_columns(instance: Instance, most: int) -> Columns | None:
         count += len(sets[0])
         if count > _COLUMNS:
             return None
-        parts.append(_columns(instance, device, *sets))
+        parts.append(_columns(instance, device, most, sets))
     return Columns(
         device=np.concatenate([part.device for part in parts]),
         mask=np.concatenate([part.mask for part in parts]),
@@ -109,8 +112,9 @@ def _sets(instance: Instance, device: int, most: int) -> tuple[Masks, Masks, Mas
 
 
 def _columns(
-    instance: Instance, device: int, mask: Masks, rows: Masks, columns: Masks, inside: Ints
+    instance: Instance, device: int, most: int, sets: tuple[Masks, Masks, Masks, Ints]
 ) -> Columns:
+    mask, rows, columns, inside = sets
     w, n, blocks = instance.weights, instance.devices, len(instance.blocks)
     matrix = np.zeros((len(mask), blocks + 2 * n), dtype=np.float32)
     for b in range(blocks):
@@ -129,10 +133,15 @@ def _columns(
                 sent[:, device] += back * has
     received[:, device] += inside
     sent[:, device] += inside
+    # What a set leaves of `most` is of use in whole steps of what others add.
+    steps = gcd(w.row_out, w.column_out) or 1, gcd(w.row_in, w.column_in) or 1
+    for flow, step in zip((received, sent), steps, strict=True):
+        flow[:, device] = most - (most - flow[:, device]) // step * step
+    flow = received if steps[0] > steps[1] else sent  # both sums are the volume, but for the steps
     return Columns(
         device=np.full(len(mask), device, dtype=np.int64),
         mask=mask,
-        cost=received.sum(axis=1, dtype=np.float64),
+        cost=flow.sum(axis=1, dtype=np.float64),
         coefficient=matrix,
     )
 

@@ -312,6 +312,31 @@ def test_a_transfer_is_issued_before_the_kernel_that_runs_when_it_begins() -> No
     assert issued_ahead(graph, Timeline(graph, order))[:3] == [first, second, last]
 
 
+@pytest.mark.parametrize(
+    ("first_s", "issued"),
+    [
+        (10.0, [2, 1, 3, 0]),  # the second begins as kernel 1 ends, and before kernel 0 is issued
+        (12.0, [2, 1, 3, 0]),  # it begins while kernel 0 runs, which runs second
+        (25.0, [2, 1, 0, 3]),  # no kernel runs by then
+    ],
+)
+def test_it_is_issued_before_the_kernel_that_runs_by_then_only(
+    first_s: float, issued: list[int]
+) -> None:
+    compute, sending, receiving = (
+        STREAMS.index(s) for s in (Stream.COMPUTE, Stream.NVLINK_OUT, Stream.NVLINK_IN)
+    )
+    link = (sending, len(STREAMS) + receiving)
+    graph = TaskGraph(
+        seconds=[10.0, 10.0, first_s, 3.0],
+        lags=[0.0] * 4,
+        streams=[(compute,), (compute,), link, link],
+        after=[(), (), (), ()],
+        moves=[False, False, True, True],
+    )
+    assert issued_ahead(graph, Timeline(graph, [2, 1, 0, 3])) == issued
+
+
 @given(st.integers(0, 1 << 30), st.integers(1, 30), st.integers(1, 3))
 def test_issued_ahead_no_time_changes(seed: int, count: int, ranks: int) -> None:
     """On first-in-first-out streams, replayed here one task after another."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.milp import Status
 from harness.problem import Direction
@@ -20,7 +21,7 @@ from strategies.ultraattn.grid import grid_of_table, instance_of
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.published import logged
 from strategies.ultraattn.search import cells_of_blocks
-from tests.strategies.ultraattn.brute import optima
+from tests.strategies.ultraattn.brute import optima, traffic
 from tests.strategies.ultraattn.examples import SEED, case, instances, table
 
 _B = Direction.BACKWARD
@@ -70,6 +71,34 @@ def test_both_programs_decide_as_brute_force_does(instance: Instance) -> None:
             lines = account(instance, cells_of_blocks(instance, devices))
             assert most(lines) <= value
             assert max(line.work for line in lines) <= instance.cap
+
+
+@given(instances(), st.integers(0, 3))
+@settings(max_examples=25)
+def test_what_nobody_can_use_of_a_maximum_is_counted(instance: Instance, more: int) -> None:
+    """Others add whole steps, so a device whose own amount leaves a part of one wastes it."""
+    best = optima(instance)
+    assert best is not None
+    limit = best[0] + more
+    columns = partition.enumerate_columns(instance, limit)
+    assert columns is not None
+    n, w = instance.devices, instance.weights
+    for device, mask, coefficient in zip(
+        columns.device, columns.mask, columns.coefficient, strict=True
+    ):
+        owners = {b: int(device) for k, b in enumerate(instance.blocks) if int(mask) >> k & 1}
+        flows = traffic(instance, owners)
+        for side, others in enumerate(((w.row_out, w.column_out), (w.row_in, w.column_in))):
+            counted = coefficient[len(instance.blocks) + side * n :][:n].tolist()
+            own = flows[device][side]
+            fill = (a * others[0] + b * others[1] for a in range(20) for b in range(20))
+            reached = max(own + more for more in fill if own + more <= limit)
+            assert counted[device] >= own
+            assert counted[device] - own <= limit - reached  # only what nobody can use
+            if len(set(others) - {0}) == 1 or others[1] % others[0] == 0:
+                assert counted[device] - own == limit - reached
+            for d in range(n):
+                assert d == device or counted[d] == flows[d][side]
 
 
 def test_the_worked_example_has_24_optimal_assignments_by_the_solver_too() -> None:
@@ -218,6 +247,7 @@ def test_ctrl_c_while_planning_leaves_no_trace(tmp_path: Path) -> None:
     [
         ("causal", 8, Direction.FORWARD, 7),
         ("causal", 4, Direction.FORWARD, 8),
+        ("causal", 8, _B, 12),
         ("streaming", 8, _B, 9),
         ("group", 8, Direction.FORWARD, 8),
         ("group", 8, _B, 13),

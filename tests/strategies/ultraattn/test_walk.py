@@ -61,6 +61,14 @@ def test_in_the_cold_only_what_does_not_rise_is_made(instance: Instance, seed: i
         assert looks == 9 or (chains.device != devices).any()
 
 
+def test_of_moves_looked_at_the_first_that_is_accepted_is_made() -> None:
+    instance = case("star", 8, 4)
+    chains = Chains(instance, np.zeros((1, len(instance.blocks)), dtype=np.int64), 0)
+    limit, price = limits(instance, 1), prices(instance)
+    for _ in range(20):  # so hot that a move is refused only where nothing moves, one in four
+        assert chains.first(limit, price, heat=1e9, looks=100) <= 30
+
+
 @given(instances(), st.integers(0, 9))
 @settings(max_examples=15)
 def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) -> None:
