@@ -41,7 +41,7 @@ def fit_hosts(
     if len(short) < len(_NAMES):
         return value
     times = np.array([case.measured_s for case in short])
-    counts = np.array([_counts(case) for case in short], dtype=np.float64)
+    counts = np.array([host_counts(case) for case in short], dtype=np.float64)
     after = np.zeros(len(short))
     for _ in range(_ROUNDS):
         rest = times - after - TRANSFER_S * counts[:, -1]
@@ -56,7 +56,7 @@ def fit_hosts(
     return value
 
 
-def _counts(case: Case) -> list[int]:
+def host_counts(case: Case) -> list[int]:
     """What the busiest host launches: as `_NAMES`, and messages."""
     how = baseline_convention(case)
     last: dict[int, Launched] = {}

@@ -157,3 +157,29 @@ def test_an_early_transfer_comes_first_and_its_next_message_waits_for_a_last_wav
     # What comes once the kernel runs is not early.
     late = [jobs[0], early._replace(release_s=0.1)]
     assert run(late, blocking=True, kernels_first=True)[0][1] == pytest.approx(1.8)
+
+
+def test_a_kernel_slows_every_transfer_that_moves_at_its_rank() -> None:
+    # Both are half done when the kernel begins; beside it the other half takes twice as long.
+    jobs = [
+        transfer(0, 1, 1.0, 2.0),
+        transfer(1, 2, 1.0, 2.0),
+        kernel(0, 0.5),
+        kernel(1, 9.0, after=(2,)),
+    ]
+    ends = run(jobs)[1]
+    assert ends[1] == pytest.approx(1.5)
+    # The first moved slowly beside the kernel at its source as well: a quarter in that time.
+    assert ends[0] == pytest.approx(0.5 + 0.75 * 2)
+
+
+def test_ends_that_differ_by_rounding_are_one_moment() -> None:
+    # Rank 0's second kernel fills the GPU; the transfer comes at the same moment, before it.
+    late = 0.1 + 0.2  # 0.30000000000000004
+    jobs = [
+        kernel(0, 0.3),
+        kernel(1, late),
+        kernel(0, 1.0, wave_s=0.1),
+        transfer(0, 1, 0.5, after=(1,)),
+    ]
+    assert run(jobs, blocking=True)[0][3] == pytest.approx(0.3)

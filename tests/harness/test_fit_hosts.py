@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from harness.calibration import Calibration, calibration
-from harness.fit.hosts import TRANSFER_S, fit_hosts
+from harness.fit.hosts import TRANSFER_S, fit_hosts, host_counts
 from harness.measured import Case, predict
 
 TRUE = {
@@ -63,3 +63,26 @@ def test_runs_that_do_not_wait_for_their_host_change_nothing() -> None:
     long = [replace(case, seqlen_q=2**20, seqlen_kv=2**20) for case in runs(value)]
     long = [replace(case, measured_s=predict(case, value)) for case in long]
     assert fit_hosts(value, long, str) is value
+
+
+def test_no_price_is_below_nothing() -> None:
+    # Forward runs that are a little faster than their launches: some price would have to pay.
+    true = priced(calibration("a800"), {**TRUE, "kernel_s": 0.0})
+    made = [
+        replace(case, measured_s=case.measured_s * (0.97 if case.direction == "fwd" else 1.0))
+        for case in runs(true)
+    ]
+    found = fit_hosts(priced(true, dict.fromkeys(TRUE, 1e-6)), made, str).effects.eager
+    assert min(getattr(found, name) for name in TRUE) == 0.0
+
+
+def test_the_host_that_launches_most_holds_a_run_up() -> None:
+    # Of a causal ring the last rank attends at every step, the first one once.
+    (case,) = [
+        c
+        for c in runs(calibration("a800"))
+        if (c.strategy, c.direction, c.nodes, c.seqlen_q) == ("ring", "fwd", 1, 3072)
+    ]
+    calls, _, merges, slices, far, messages = host_counts(case)
+    assert (calls, merges, slices, far) == (4, 3, 0, 0)
+    assert messages == 2 * 3

@@ -223,3 +223,12 @@ def test_eager_transfers_between_nodes_come_beside_what_a_kernel_begins_and_ends
                 assert min(job.seconds) > job.tail_s
     assert any(part.need.far for part in shape.parts)
     assert any(job.tail_s for job in prices.jobs(shape))
+
+
+def test_a_plan_of_unequal_work_is_bound_by_its_busiest_rank(tmp_path: Path) -> None:
+    # Of a causal ring of 4 the last rank has 7 of 16 parts of the work, 1.75 times the mean.
+    cell = replace(CELL, strategy="ring")
+    record = simulate_cell(cell, {}, folder=tmp_path)
+    times = [record[name] for name in ("bound_s", "plan_bound_s", "time_s")]
+    assert times == sorted(times)
+    assert record["plan_bound_s"] > 1.5 * record["bound_s"]
