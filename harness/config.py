@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from harness.cluster import Runtime
 from harness.plan import Scope
@@ -72,6 +74,26 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the values, 16 hex digits."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the values, and of what is in the files that they name; 16 hex digits.
+
+        A table or a cluster that was edited under its old name makes another cell: neither records
+        nor what is kept of the old one answer for it.
+        """
+        values = {**asdict(self), **_contents(self)}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _contents(config: Config) -> dict[str, str]:
+    """Digests of the files that decide a cell; of no file where it names none that can be read."""
+    paths = {}
+    name, _, values = config.pattern.strip().partition(":")
+    if name == "table":
+        paths["table"] = Path(values.partition("=")[2].strip())
+    if config.cluster is not None and config.cluster.endswith(".toml"):
+        paths["calibration"] = Path(config.cluster)
+    found = {}
+    for what, path in paths.items():
+        with suppress(OSError):  # it is refused where it is read
+            found[f"{what} in file"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -245,3 +246,23 @@ def test_a_terminal_without_the_signs_shows_others(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert b"ulysses" in done.stdout
+
+
+def test_a_table_or_a_cluster_that_was_edited_makes_another_cell(tmp_path: Path) -> None:
+    """Once the old time was given for it: by --resume, and by what is kept between runs."""
+    table, machine, folder = tmp_path / "t.txt", tmp_path / "mine.toml", tmp_path / "out"
+    shipped = (Path(cli.__file__).parent / "clusters" / "h800.toml").read_text()
+    words = (
+        *("sweep", "--mode", "simulate", "--strategies", "ring", "--direction", "forward"),
+        *("--patterns", f"table:file={table}", "--cluster", str(machine), "--jobs", "1"),
+        *("--cp", "3", "--seqlen", "3000", "--heads", "6/2", "-o", str(folder), "--resume"),
+    )
+    for cells, start in (("10\n01\n", "1e-5"), ("11\n11\n", "1e-5"), ("11\n11\n", "3e-5")):
+        table.write_text(cells)
+        machine.write_text(re.sub(r"(?m)^launch_s = \S+", f"launch_s = {start}", shipped))
+        assert cli.main(words) == 0
+    records = read_records(folder)
+    assert len({record["config_hash"] for record in records}) == 3
+    assert len({record["time_s"] for record in records}) == 3
+    assert cli.main(words) == 0
+    assert read_records(folder) == records
