@@ -19,6 +19,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_bytes(data)  # a file in the place of /dev/null would be a surprise to all
         return
+    try:
+        _replace(path, data)
+    except OSError as error:
+        error.filename = str(path)  # the draft's name, or none, says nothing to a user
+        raise
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,5 +1,6 @@
 """One attention problem: the pattern, the shapes, the precision and the number of ranks."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -85,7 +86,7 @@ class Problem:
             return
         if self.hidden is None:
             raise ValueError(f"rotary ({self.rotary}) is of whole layers; set hidden as well")
-        if self.rotary <= 1:
+        if not 1 < self.rotary < math.inf:  # false of NaN as well
             raise ValueError(f"rotary ({self.rotary}) must be a base above 1, such as 500000")
         if self.head_dim % 2:
             raise ValueError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.figures import worst_error
+from harness.files import write_whole
 from harness.records import Record
 from harness.tables import print_sweep
 
@@ -48,18 +49,15 @@ COLUMNS = (
 def write_summaries(folder: Path, records: Sequence[Record]) -> None:
     """Write summary.csv and summary.md beside the records, each whole or not at all."""
     rows = [[_cell(name, entry) for name in COLUMNS] for entry in records]
-    with (folder / "summary.csv.new").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([COLUMNS, *rows])
-    (folder / "summary.csv.new").replace(folder / "summary.csv")
+    sheet = StringIO(newline="")
+    csv.writer(sheet).writerows([COLUMNS, *rows])
+    write_whole(folder / "summary.csv", sheet.getvalue())
     tables = StringIO()
     print_sweep(Console(file=tables, width=_WIDTH), records)
     shown = "\n".join(line.rstrip() for line in tables.getvalue().splitlines())
     lines = ["# Sweep", "", "```text", shown, "```", "", "## Every cell", ""]
     lines += [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows)]
-    new = folder / "summary.md.new"
-    new.write_text("\n".join(lines) + "\n")
-    new.replace(folder / "summary.md")
+    write_whole(folder / "summary.md", "\n".join(lines) + "\n")
 
 
 def _cell(name: str, entry: Record) -> str:

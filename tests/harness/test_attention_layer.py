@@ -152,3 +152,9 @@ def test_attention_alone_is_refused_where_only_layers_are_planned(strategy: str)
     q, k, v = (torch.zeros(shape, dtype=torch.float64) for shape in shapes)
     with pytest.raises(UnsupportedError, match="whole layers"):
         cp.attend(q, k, v)
+
+
+@pytest.mark.parametrize("rotary", [float("nan"), float("inf"), 1.0])
+def test_a_base_of_rotary_angles_that_is_none_is_refused(rotary: float) -> None:
+    with pytest.raises(ValueError, match="base above 1"):
+        layer(rotary=rotary)

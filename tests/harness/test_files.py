@@ -5,7 +5,10 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
 from harness.files import write_whole
+from tests.harness.test_records import file_size_limit
 
 
 def test_the_file_behind_a_link_is_written_and_the_link_stays(tmp_path: Path) -> None:
@@ -29,3 +32,12 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     reader.join(10)
     assert found == [b"text"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "summary.csv"
+    path.write_text("old")
+    with file_size_limit(100), pytest.raises(OSError, match=r"summary\.csv'$"):
+        write_whole(path, "x" * 1000)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
