@@ -176,10 +176,8 @@ def add_cluster(group: argparse._ActionsContainer, why: str = "") -> None:
     )
 
 
-def add_prediction(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the flags that say of what one prediction is; returns the group of the simulation's."""
-    add_plan(parser)
-    add_problem(parser)
+def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags that say on what a plan is simulated; returns their group."""
     group = parser.add_argument_group("simulation")
     add_cluster(group)
     group.add_argument(

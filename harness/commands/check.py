@@ -157,6 +157,8 @@ def _known(text: str) -> tuple[str]:
 
 def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
     """The cells, in the order in which they are judged."""
+    if args.repeat > 1 and args.transport is not Where.GLOO:
+        raise ValueError(f"--repeat ({args.repeat}) is of real processes; add --transport gloo")
     if args.transport is Where.GLOO:  # one team of processes at a time
         parts = [replace(axes, cps=(cp,)) for cp in dict.fromkeys(axes.cps)]
     else:

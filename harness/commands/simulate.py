@@ -5,7 +5,14 @@ import json
 import sys
 
 from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
-from harness.commands.arguments import Help, add_prediction, example, problem_of
+from harness.commands.arguments import (
+    Help,
+    add_plan,
+    add_problem,
+    add_simulation,
+    example,
+    problem_of,
+)
 from harness.commands.progress import wrapped
 from harness.contexts import context_on
 from harness.defaults import named
@@ -42,7 +49,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ),
         formatter_class=Help,
     )
-    add_prediction(parser)
+    add_plan(parser)
+    add_problem(parser)
+    add_simulation(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--explain", action="store_true", help="what each effect adds")
     group.add_argument("--json", action="store_true", help="print JSON")

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from harness.bounds import Bounds, bounds, problem_bound_s
 from harness.cluster import cluster
-from harness.commands.arguments import Help, add_prediction, count, example, problem_of
+from harness.commands.arguments import (
+    Help,
+    add_plan,
+    add_problem,
+    add_simulation,
+    count,
+    example,
+    given,
+    problem_of,
+)
 from harness.config import Config, Where
 from harness.contexts import context_on
 from harness.defaults import named
@@ -47,13 +56,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ),
         formatter_class=Help,
     )
-    group = add_prediction(parser)
-    group.add_argument(
-        "--dispatch",
-        choices=[d.value for d in Dispatch],
-        default=Dispatch.IN_ORDER.value,
-        help="streams first in, first out, or whatever is ready",
-    )
+    add_plan(parser)
+    add_problem(parser)
+    _add_simulation(parser)
     group = parser.add_argument_group("measurement")
     group.add_argument(
         "--measured", action="store_true", help="run it here, in cp processes; give a small problem"
@@ -68,10 +73,22 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run=run)
 
 
+def _add_simulation(parser: argparse.ArgumentParser) -> None:
+    add_simulation(parser).add_argument(
+        "--dispatch",
+        choices=[d.value for d in Dispatch],
+        default=Dispatch.IN_ORDER.value,
+        help="streams first in, first out, or whatever is ready",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulate or run one plan."""
     problem, direction = problem_of(args), Direction(args.direction)
     if args.measured:
+        idle = given(args, _add_simulation)
+        if idle:
+            raise ValueError(f"{idle}: these are of a simulation; leave --measured or these out")
         return _measured(args, problem, direction)
     machine, runtime = cluster(args.cluster), args.runtime
     machine.require(problem.cp)

@@ -42,6 +42,11 @@ def said(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str]:
         ("sweep --mode simulate --rotary 100 --dry-run", "add --scope layer"),
         ("sweep --mode measure --cluster h800 --dry-run", "are of simulated cells"),
         ("sweep --mode measure --runtime graph --dry-run", "are of simulated cells"),
+        (
+            "trace --measured --cluster h800 --dispatch greedy",
+            "--cluster, --dispatch: these are of a",
+        ),
+        ("check --repeat 3", "--repeat (3) is of real processes; add --transport gloo"),
         ("compare a b --threshold nan", "(nan) must be a positive number"),
         ("calibrate --check a.toml --cluster h800", "leave --from-logs and --cluster out"),
         ("calibrate -o no/such/folder/a.toml", "must be a file in a folder"),
