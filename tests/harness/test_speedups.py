@@ -102,6 +102,7 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
     assert fitted is not None
     row = {
         **{"gpu": "H100", "nodes": "1", "gpus_per_node": "2", "S": "32768", "heads": "32"},
+        **{"head_dim": "128", "bs": "1"},
         **{"pattern": "star", "direction": "fwd", "strategy": "ring", "time_s": "1"},
         "author_predicted_s": "",
     }
