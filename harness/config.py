@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.cluster import Runtime
 from harness.plan import Scope
 from harness.problem import Direction, Dtype, Problem
-from patterns import make_pattern
+from patterns import file_of, make_pattern
 
 
 class Where(StrEnum):
@@ -87,9 +87,10 @@ class Config:
 def _contents(config: Config) -> dict[str, str]:
     """Digests of the files that decide a cell; of no file where it names none that can be read."""
     paths = {}
-    name, _, values = config.pattern.strip().partition(":")
-    if name == "table":
-        paths["table"] = Path(values.partition("=")[2].strip())
+    with suppress(ValueError):  # it is refused where it is read
+        table = file_of(config.pattern)
+        if table is not None:
+            paths["table"] = Path(table)
     if config.cluster is not None and config.cluster.endswith(".toml"):
         paths["calibration"] = Path(config.cluster)
     found = {}

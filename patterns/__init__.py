@@ -7,7 +7,7 @@ from patterns.geometry import Band, Block, Chunk, Relation, band_area
 from patterns.pattern import Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
 from patterns.tables import remap_order
-from patterns.text import PATTERNS, make_pattern
+from patterns.text import PATTERNS, file_of, make_pattern
 
 __all__ = [
     "CAUSAL",
@@ -20,6 +20,7 @@ __all__ = [
     "Pattern",
     "Relation",
     "band_area",
+    "file_of",
     "make_pattern",
     "refine",
     "remap_order",

@@ -39,11 +39,7 @@ def make_pattern(
         ValueError: For an unknown name or parameter, a value outside its rule, unequal lengths
             without `cross`.
     """
-    name, _, rest = text.strip().partition(":")
-    name = name.strip()
-    if name not in PATTERNS:
-        raise ValueError(f"unknown pattern {name!r}; choose one of {', '.join(PATTERNS)}")
-    kind = PATTERNS[name]
+    name, kind, rest = _named(text)
     seqlen_kv = seqlen_q if seqlen_kv is None else seqlen_kv
     _check_lengths(name, kind, seqlen_q, seqlen_kv, cross)
     values = _values(name, kind, rest)
@@ -56,6 +52,24 @@ def make_pattern(
         predicate=mask.predicate,
         remap=mask.remap,
     )
+
+
+def file_of(text: str) -> str | None:
+    """Return the file that a pattern is read from; None if it is of none.
+
+    Raises:
+        ValueError: For an unknown name or parameter, as `make_pattern` does.
+    """
+    return _values(*_named(text)).get("file")
+
+
+def _named(text: str) -> tuple[str, Kind, str]:
+    """Return a pattern's name, its kind, and its parameters, which are still to be read."""
+    name, _, rest = text.strip().partition(":")
+    name = name.strip()
+    if name not in PATTERNS:
+        raise ValueError(f"unknown pattern {name!r}; choose one of {', '.join(PATTERNS)}")
+    return name, PATTERNS[name], rest
 
 
 def _check_lengths(name: str, kind: Kind, seqlen_q: int, seqlen_kv: int, cross: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import cli
+from harness.config import Config
 from harness.records import FILE, read_records
 from tests.harness import sweeps
 from tests.harness.test_pool import ROOT
@@ -266,3 +267,21 @@ def test_a_table_or_a_cluster_that_was_edited_makes_another_cell(tmp_path: Path)
     assert len({record["time_s"] for record in records}) == 3
     assert cli.main(words) == 0
     assert read_records(folder) == records
+
+
+def of_pattern(text: str) -> Config:
+    sizes = {"seqlen_q": 64, "seqlen_kv": 64, "heads_q": 6, "heads_kv": 2, "head_dim": 16}
+    return Config(strategy="ring", pattern=text, cp=2, **sizes)
+
+
+@pytest.mark.parametrize("spelling", ["table:file={}", " table : file = {} "])
+def test_a_table_that_was_edited_is_another_cell_however_it_is_spelled(
+    spelling: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "mine.txt"
+    hashes = set()
+    for cells in ("10\n01\n", "11\n11\n"):
+        table.write_text(cells, encoding="utf-8")
+        hashes.add(of_pattern(spelling.format(table)).hash)
+    assert len(hashes) == 2
+    assert of_pattern("tabel:file=none").hash  # a wrong name is refused where it is read
