@@ -464,10 +464,11 @@ class Call(NamedTuple):
         """
         cp = self.cp
         if direction is Direction.BACKWARD and torch.is_grad_enabled():
+            layer = self.problem.hidden is not None
             raise UnsupportedError(
-                "attention: the gradient has no gradient of its own, and create_graph=True asks "
-                "for one",
-                ("create_graph=False", "attention written out, at cp = 1"),
+                f"attention{'_layer' if layer else ''}: the gradient has no gradient of its own, "
+                "and create_graph=True asks for one",
+                ("create_graph=False", *(() if layer else ("attention written out, at cp = 1",))),
             )
         return agreed(cp.strategy, self.problem, direction, cp.context, cp.owners, cp.group)
 

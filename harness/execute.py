@@ -535,13 +535,12 @@ class _Interpreter:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
         for slab, cut, inner in self._parts(write, where):
             part = _cut(grad, *inner)
-            if slab in fresh and cut is None:
+            if slab in fresh:
                 fresh.discard(slab)
-                self.buffers[slab] = self._begun(slab, part, grad)
-                continue
-            if slab in fresh and cut is not None:
-                fresh.discard(slab)
-                self.buffers[slab] = self._begun_in_part(slab, part, cut)
+                if cut is None:
+                    self.buffers[slab] = self._begun(slab, part, grad)
+                else:
+                    self.buffers[slab] = self._begun_in_part(slab, part, cut)
                 continue
             target = self._slab(slab)
             if slab in self.loose:

@@ -97,6 +97,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Check the grid that the flags describe."""
+    if args.repeat > 1 and args.transport is not Where.GLOO:
+        raise ValueError(f"--repeat ({args.repeat}) is of real processes; add --transport gloo")
     axes = _axes(args)
     begin = time.monotonic()
     output = args.output
@@ -157,8 +159,6 @@ def _known(text: str) -> tuple[str]:
 
 def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
     """The cells, in the order in which they are judged."""
-    if args.repeat > 1 and args.transport is not Where.GLOO:
-        raise ValueError(f"--repeat ({args.repeat}) is of real processes; add --transport gloo")
     if args.transport is Where.GLOO:  # one team of processes at a time
         parts = [replace(axes, cps=(cp,)) for cp in dict.fromkeys(axes.cps)]
     else:
