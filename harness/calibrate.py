@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from harness import kernels
-from harness.checks import cores
 from harness.config import Config, Where
 from harness.environment import cpu_model
 from harness.fit.local import Figures, Shape
@@ -23,6 +22,7 @@ from harness.maskkind import Mask, MaskKind
 from harness.measure import RankSample, rank_job
 from harness.pool import Member, Team
 from harness.problem import Direction, Dtype
+from harness.workers import cores
 
 K = TypeVar("K")
 HEAD_DIMS = (64, 128)
@@ -75,7 +75,7 @@ def measure_machine(log: Callable[[str], None]) -> Figures:
     return Figures(
         cpu=cpu_model(),
         cores=cores(),
-        memory_bytes=psutil.virtual_memory().total // cores(),
+        memory_bytes=psutil.virtual_memory().total,
         forward=forward,
         backward=backward,
         backward_delta=by_delta,

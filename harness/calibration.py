@@ -34,6 +34,7 @@ class Hardware:
         device: `cuda`; or `cpu`, where ranks are processes that run this harness's interpreter.
         nodes: How many.
         gpus_per_node: Of each; one rank each.
+        cores: With `cpu`, how many all ranks of all nodes share; None: one each, or GPUs.
         flops_per_s: Dense peak of bfloat16 and float16 products.
         flops_per_s_float32: Of float32 products.
         flops_per_s_float64: Of float64 products.
@@ -50,6 +51,7 @@ class Hardware:
     flops_per_s_float64: float
     memory_bytes: int
     host_bytes_per_s: float
+    cores: int | None = None
 
     def peak_flops_per_s(self, dtype: Dtype) -> float:
         """Dense peak of one precision."""
@@ -237,7 +239,7 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
         lines.append(f"\n[{name}]")
         source = sources.get(name, sources[""])
         for field in fields(cast("type", body)):
-            if field.name not in skip:
+            if field.name not in skip and getattr(body, field.name) is not None:
                 own = sources.get(f"{name}.{field.name}", source)
                 lines.append(f"{field.name} = {_text(getattr(body, field.name))}  # {own}")
 

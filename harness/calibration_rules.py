@@ -46,7 +46,7 @@ def _broken(name: str, kind: object, value: object) -> str | None:
     """The rule that a value breaks, None if it is all right."""
     if kind is bool:
         return None if isinstance(value, bool) else "true or false"
-    if kind is int:
+    if kind in (int, int | None):  # what a section may lack is not given as none
         return None if _whole(value) else "a whole number of at least 1"
     if kind is float:
         return _broken_number(name, value)

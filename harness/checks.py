@@ -1,6 +1,5 @@
 """Run many check cells: side by side on the cores here, then in teams of real processes."""
 
-import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -201,8 +200,3 @@ def hashes_of(config: Config, transport: Where) -> tuple[str, ...]:
     """Hashes of the records of a configuration, one per direction."""
     placed = replace(config, transport=transport)
     return tuple(replace(placed, direction=direction).hash for direction in Direction)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))

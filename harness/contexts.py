@@ -1,23 +1,29 @@
 """What planners are told about the machine that a plan is made for."""
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
-from harness.cluster import Cluster, cluster
+from harness.calibration import calibration
+from harness.cluster import Cluster, measured
 from harness.config import Where
 from harness.plan import Plan
 from harness.problem import Direction, Problem
 from harness.simulate import simulate
 from harness.strategy import Context
 from harness.verify import verify
+from harness.workers import cores
 from strategies import strategy
 
 PROCESSES = "local-cpu"
-"""The cluster for which processes on processors plan."""
+"""The cluster for which processes on processors plan, with the cores that there are."""
 
 
 def context_for(where: Where) -> Context | None:
     """Return the context of plans that run; on GPUs that are not known it is the planner's own."""
-    return context_on(cluster(PROCESSES)) if where in (Where.LOCAL, Where.GLOO) else None
+    if where not in (Where.LOCAL, Where.GLOO):
+        return None
+    fitted = calibration(PROCESSES)
+    return context_on(measured(replace(fitted, hardware=replace(fitted.hardware, cores=cores()))))
 
 
 @lru_cache(maxsize=32)  # equal machines give one context, by which plans are remembered

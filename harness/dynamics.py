@@ -10,8 +10,10 @@ one that comes while a kernel's thread blocks fill the GPU is posted only when a
     kernels   [ tile 0: one wave ][ tile 1, fewer SMs ][ tile 2 ]
     incoming         ............[ leg, posted only when tile 0 ends ]
 
-Without both effects start times are longest paths, as in `simulate.start_times`. No randomness, no
-clock: equal input gives equal output. Left out: priorities of streams, and NCCL kernels that get
+Without both effects start times are longest paths, as in `simulate.start_times`. Ranks that are
+processes may share fewer `cores`: when more kernels and messages are under way than there are
+cores, all of them slow down alike, as a fair scheduler deals time. No randomness, no clock: equal
+input gives equal output. Left out: priorities of streams, and NCCL kernels that get
 their SMs one by one.
 """
 
@@ -56,6 +58,7 @@ class Job(NamedTuple):
             which a transfer gets its SMs at once.
         early: Of a transfer, whether it comes before a kernel that could start as well, whatever
             others do.
+        cores: How many cores it keeps busy while it runs, where ranks share them.
     """
 
     queues: tuple[int, ...]
@@ -70,6 +73,7 @@ class Job(NamedTuple):
     gates: tuple[int, ...] = ()
     tail_s: float = 0.0
     early: bool = False
+    cores: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +100,11 @@ class _Line:
 
 
 def run(
-    jobs: Sequence[Job], *, blocking: bool = False, kernels_first: bool = False
+    jobs: Sequence[Job],
+    *,
+    blocking: bool = False,
+    kernels_first: bool = False,
+    cores: int | None = None,
 ) -> tuple[list[float], list[float]]:
     """Run all jobs; return when each starts and ends.
 
@@ -105,18 +113,25 @@ def run(
         blocking: Whether a transfer that comes during a wave of thread blocks waits for its end.
         kernels_first: Whether a kernel and a transfer that could both start are launched in this
             order; matters with `blocking` only.
+        cores: How many all ranks share; None where every job has what it needs.
 
     Raises:
         CycleError: Some jobs wait for one another.
     """
-    return _Run(jobs, blocking, kernels_first).run()
+    return _Run(jobs, blocking, kernels_first, cores).run()
 
 
 class _Run:
-    def __init__(self, jobs: Sequence[Job], blocking: bool, kernels_first: bool) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], blocking: bool, kernels_first: bool, cores: int | None
+    ) -> None:
         self.jobs = jobs
         self.blocking = blocking
         self.kernels_first = kernels_first
+        self.cores = cores
+        self.busy: dict[int, float] = {}  # what shares the cores, and its pace on its own ones
+        self.wanted = 0  # cores, by all of those
+        self.turns = 1.0  # how many times longer each takes for that
         self.starts = [0.0] * len(jobs)
         self.ends = [-1.0] * len(jobs)
         self.waits = [len(job.after) for job in jobs]
@@ -213,6 +228,8 @@ class _Run:
             if line.head < len(line.jobs):
                 touched.append(line.jobs[line.head])
         ranks = self.ranks[index]
+        if not moves:
+            self.rest(index)
         if ranks and not moves:
             rank = ranks[0]
             rank.kernel = -1
@@ -225,6 +242,7 @@ class _Run:
 
     def leave(self, index: int, job: Job) -> None:
         """Let a message give back what it held at both ends."""
+        self.rest(index)
         for rank in self.ranks[index]:
             rank.moving.discard(index)
             self.hold(rank, -1)
@@ -376,7 +394,33 @@ class _Run:
             if len(job.seconds) > 1:
                 self.aim(index, job.seconds[self.pace_of(index, job)])
 
+    def rest(self, index: int) -> None:
+        """Let a job give back its cores."""
+        if self.busy.pop(index, None) is not None:
+            self.take_turns(-self.jobs[index].cores)
+
+    def take_turns(self, change: int) -> None:
+        """Deal the cores to all that is under way, when so many more are wanted."""
+        assert self.cores is not None
+        self.wanted += change
+        turns = max(1.0, self.wanted / self.cores)
+        if turns != self.turns:
+            self.turns = turns
+            for index, pace_s in self.busy.items():
+                self.slow(index, pace_s * turns)
+
     def aim(self, index: int, pace_s: float) -> None:
+        """Set when a job ends if all of it took `pace_s` on cores of its own."""
+        if self.cores is None or not self.jobs[index].cores:
+            self.slow(index, pace_s)
+            return
+        new = index not in self.busy
+        self.busy[index] = pace_s
+        if new:
+            self.take_turns(self.jobs[index].cores)
+        self.slow(index, pace_s * self.turns)
+
+    def slow(self, index: int, pace_s: float) -> None:
         """Set when a job ends if all of it took `pace_s`, as things are now."""
         before = self.pace_s[index]
         if before == pace_s:

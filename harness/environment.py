@@ -6,6 +6,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from harness.workers import cores
+
 _PACKAGES = ("torch", "numpy", "pyscipopt", "flash-attn", "ring-flash-attn", "yunchang")
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "OMP_", "MKL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS")
 _CODE = ("patterns", "strategies", "harness", "scripts", "pyproject.toml", "requirements.lock")
@@ -23,7 +25,7 @@ def environment(threads: int = 1) -> dict[str, object]:
         "python": platform.python_version(),
         "system": platform.system(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads_per_rank": threads,
         "packages": {name: found for name in _PACKAGES if (found := package_version(name))},
         "commit": commit,

@@ -44,8 +44,8 @@ def _seconds(config: Config, fitted: Calibration) -> float:
 
 
 def cells() -> Iterator[Config]:
-    """What is compared: every strategy, two patterns, small and middling lengths, cp 1 and 2."""
-    axes = product((1, 2), (512, 1024, 2048), ("causal", "star"), Direction, STRATEGIES)
+    """What is compared: every strategy, two patterns, small and middling lengths, cp 1, 2 and 4."""
+    axes = product((1, 2, 4), (512, 1024, 2048), ("causal", "star"), Direction, STRATEGIES)
     for cp, tokens, pattern, direction, name in axes:
         yield Config(
             strategy=name,

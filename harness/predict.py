@@ -129,7 +129,12 @@ class Pricer:
     def run(self, jobs: Sequence[Job]) -> tuple[list[float], list[float]]:
         """When priced jobs start and end."""
         blocking = Effect.BLOCKING in self.effects
-        return run(jobs, blocking=blocking, kernels_first=self.convention.kernels_first)
+        return run(
+            jobs,
+            blocking=blocking,
+            kernels_first=self.convention.kernels_first,
+            cores=self.calibration.hardware.cores,
+        )
 
     def jobs(self, skeleton: Skeleton) -> list[Job]:
         """Price all parts of a skeleton."""
@@ -172,6 +177,7 @@ class Pricer:
                     part.gates,
                     tail_s,
                     early,
+                    len(part.peers) or min(1, len(part.ranks)),
                 )
             )
         return jobs

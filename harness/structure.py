@@ -191,7 +191,8 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
 
 def _key(config: Config, fitted: Calibration) -> str:
     """Of all that decides a structure: for most strategies not the cluster's speeds."""
-    place = (fitted.hardware.gpus_per_node, fitted.on_gpus)
+    sheet = fitted.hardware
+    place = (sheet.gpus_per_node, fitted.on_gpus, sheet.cores is None)
     plain = config if searches(config) else replace(config, cluster=None)
     return hashlib.sha256(repr((plain.hash, place)).encode()).hexdigest()[:24]
 

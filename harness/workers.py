@@ -23,6 +23,11 @@ _QUEUED = 2
 """Items handed out per worker: one under way, one waiting."""
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def die_with_parent() -> None:
     """Let this worker of `multiprocessing` be killed when its parent is gone; leave Ctrl-C to it.
 

@@ -32,6 +32,7 @@ from harness.peer import expanded, is_peer
 from harness.plan import Scope
 from harness.problem import Dtype
 from harness.records import Record, ResultFile
+from harness.workers import cores
 from patterns import make_pattern
 from strategies import strategy
 
@@ -89,7 +90,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
     parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
-    parser.add_argument("--jobs", type=count, default=checks.cores(), help="processes at once")
+    parser.add_argument("--jobs", type=count, default=cores(), help="processes at once")
     parser.add_argument("-o", "--output", type=Path, help="append records here and resume from it")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)

@@ -9,7 +9,6 @@ from functools import partial
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.checks import cores
 from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
@@ -17,7 +16,7 @@ from harness.errors import UnsupportedError
 from harness.explain import Costs, Explanation, as_json, explain
 from harness.figures import broken
 from harness.problem import Problem
-from harness.workers import spread
+from harness.workers import cores, spread
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20

@@ -10,7 +10,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.checks import cores
 from harness.cluster import cluster
 from harness.commands.arguments import add_problem, given, length, positive
 from harness.commands.arguments import model as read_model
@@ -19,7 +18,7 @@ from harness.counting import Use
 from harness.modelled import Answer, Question, answer
 from harness.models import MODELS
 from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
-from harness.workers import spread
+from harness.workers import cores, spread
 from strategies import EVERY_STRATEGY
 
 _GIB = 2**30

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from harness import suite
 from harness.cell import Status, known
-from harness.checks import cores
 from harness.cluster import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
     Help,
@@ -38,6 +37,7 @@ from harness.suite import Mode, Part
 from harness.summary import write_summaries
 from harness.sweep import Crews, Limits, in_order, measure_cells, pending
 from harness.tables import print_sweep
+from harness.workers import cores
 from patterns import make_pattern
 
 _AXES = {

@@ -1,8 +1,8 @@
 """Fit a calibration of this machine to what `calibrate` has measured on it.
 
 A rank is a process with one thread: one "SM" that runs the thread blocks of a kernel one after
-another. There is no host beside it, so the eager runtime costs nothing more, and messages between
-processes hold nothing of the processor that the model knows of.
+another. There is no host beside it, so the eager runtime costs nothing more. Kernels and messages
+of all ranks share the cores (see `dynamics.run`).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,8 @@ from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.link_model import Links
 from harness.problem import Direction
 
+_RANKS = 8
+"""Chosen: as many ranks as there are cores fit, and so many in any case, which then take turns."""
 _ROWS = 32  # Source: torch 2.13 CPU flash attention, its smallest block of queries
 
 
@@ -40,8 +42,8 @@ class Figures:
 
     Attributes:
         cpu: Its processor.
-        cores: How many ranks fit.
-        memory_bytes: Of one rank.
+        cores: How many can run at once.
+        memory_bytes: Of all ranks.
         forward: Per kernel call.
         backward: The same, given out.
         backward_delta: The same, given delta.
@@ -86,6 +88,7 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
         kernels.forward.flops_per_s / min(1, kernels.forward.causal),
         kernels.backward.flops_per_s / min(1, kernels.backward.causal),
     )
+    ranks = max(figures.cores, _RANKS)
     nothing = Crowd(handshake_s=0.0, share=1.0, share_beside=1.0, held_sms=0.0)
     return Calibration(
         id=f"local-cpu/{date}",
@@ -93,11 +96,12 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
             gpu=figures.cpu,
             device="cpu",
             nodes=1,
-            gpus_per_node=figures.cores,
+            gpus_per_node=ranks,
+            cores=figures.cores,
             flops_per_s=peak,
             flops_per_s_float32=peak,
             flops_per_s_float64=peak / 2,
-            memory_bytes=figures.memory_bytes,
+            memory_bytes=figures.memory_bytes // ranks,
             host_bytes_per_s=bandwidth / 2,
         ),
         kernels=kernels,
@@ -255,6 +259,7 @@ def sources_of(date: str) -> dict[str, str]:
             f"hardware.{name}": f"Source: matrix products and kernels {here}"
             for name in ("flops_per_s", "flops_per_s_float32", "flops_per_s_float64")
         },
+        "hardware.gpus_per_node": f"Source: chosen, ranks are processes and take turns, {date}",
         "hardware.host_bytes_per_s": f"Source: copies {here}",
         "kernels": f"Source: copies {here}",
         "kernels.sms": f"Source: one thread a rank, {date}",

@@ -178,16 +178,26 @@ class _Scene:
     def _chosen(self, found: Sequence[_Plans], plain: Sequence[_Pair]) -> _Plans:
         """Return the pair of plans of the least time, of those that are fair to both directions.
 
-        Where a calibration judges, and finds none of them as fast as rows at their owners, those
-        are refined too: what they do not send slows no kernel.
+        Where a calibration judges, rows at their owners may be chosen too, as they are: what they
+        do not send slows no kernel. They are refined where none of the found plans is as fast.
         """
         times, simple = list(map(self._judged, found)), list(map(self._judged, plain))
         least = fastest(simple)
-        if self.judge is not None and not any(is_fair(each, least) for each in times):
-            totals = list(map(_total, simple))
-            found = [*found, self._refined(plain[totals.index(min(totals))])]
-            times.append(self._judged(found[-1]))
+        if self.judge is not None:
+            rows = plain[min(range(len(plain)), key=lambda index: _total(simple[index]))]
+            more = [{d: Planned(plan=t.plan, report=_reported(t)) for d, t in rows.items()}]
+            if not any(is_fair(each, least) for each in times):
+                more.append(self._faster(more[0], self._refined(rows), self.judge))
+            found, times = [*found, *more], [*times, *map(self._judged, more)]
         return found[min(fair(times, least), key=lambda index: _total(times[index]))]
+
+    @staticmethod
+    def _faster(one: _Plans, other: _Plans, judge: Callable[[Plan], float]) -> _Plans:
+        """Return of each direction the plan that takes less time."""
+        return {
+            direction: min(one[direction], other[direction], key=lambda each: judge(each.plan))
+            for direction in Direction
+        }
 
     def _judged(self, both: Mapping[Direction, Planned] | _Pair) -> Times:
         """Return what plans take, by the judge if there is one."""
@@ -304,11 +314,7 @@ class _Scene:
         if Level.SCHEDULE in mode.levels:
             listed = schedule_streams(plan, self.machine, method=Method.CRITICAL_PATH)
             plan = listed.scheduled.plan
-        report: dict[str, Any] = {
-            Level.REMAP: _said(trial.order),
-            **_tilings(trial.tiling),
-            "layout_s": trial.seconds,
-        }
+        report = _reported(trial)
         if Level.KERNEL in mode.levels:
             if mode.published:
                 before, plan = plan, fused_at_once(plan)
@@ -348,6 +354,16 @@ def _total(times: Times) -> float:
 
 def _times(both: Mapping[Direction, Planned] | _Pair) -> Times:
     return {direction: each.seconds for direction, each in both.items()}
+
+
+def _reported(trial: _Trial) -> dict[str, Any]:
+    """Return what the levels up to the tiling came to."""
+    return {
+        Level.REMAP: _said(trial.order),
+        **_tilings(trial.tiling),
+        "layout_s": trial.seconds,
+        "makespan_s": trial.seconds,
+    }
 
 
 def _said(order: Order | Placement) -> dict[str, Any]:

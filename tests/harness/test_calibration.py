@@ -66,6 +66,8 @@ def test_a_file_that_lacks_or_adds_a_parameter_is_refused(tmp_path: Path) -> Non
         ("nodes", '"8"', "hardware.nodes"),
         ("gpus_per_node", "true", "hardware.gpus_per_node"),
         ("device", '"tpu"', "cuda or cpu"),
+        ("nodes", "1\ncores = 0", "hardware.cores"),
+        ("nodes", "1\ncores = 2.0", "hardware.cores"),
         ("flops_per_s", "0", "hardware.flops_per_s"),
         ("launch_s", "-1e-6", "kernels.forward.launch_s"),
         ("causal", "inf", "kernels.forward.causal"),

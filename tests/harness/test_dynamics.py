@@ -183,3 +183,28 @@ def test_ends_that_differ_by_rounding_are_one_moment() -> None:
         transfer(0, 1, 0.5, after=(1,)),
     ]
     assert run(jobs, blocking=True)[0][3] == pytest.approx(0.3)
+
+
+def test_jobs_slow_down_alike_where_ranks_share_cores() -> None:
+    busy = [
+        job._replace(cores=1)
+        for job in (kernel(0, 1.0), kernel(1, 2.0), transfer(2, 3, 1.0), kernel(0, 1.0))
+    ]
+    # Three on two cores until 1.5, then two: the second kernel of rank 0, and half of rank 1's.
+    starts, ends = run(busy, cores=2)
+    assert starts == pytest.approx([0.0, 0.0, 0.0, 1.5])
+    assert ends == pytest.approx([1.5, 2.5, 1.5, 2.5])
+    assert run(busy, cores=4) == run(busy)
+
+
+def test_what_keeps_no_core_busy_takes_its_own_time() -> None:
+    delay = Job((), (), (3.0,), ())
+    exchange = Job((), (), (2.0,), (), cores=4)
+    # The exchange wants all four cores of two, a kernel a fifth: 2.5 times as long.
+    ends = run([delay, exchange, kernel(0, 1.0)._replace(cores=1)], cores=2)[1]
+    assert ends == pytest.approx([3.0, 4.5, 2.5])
+
+
+def test_a_transfer_in_messages_takes_a_core_for_one_at_a_time() -> None:
+    job = transfer(0, 1, 1.0)._replace(cores=1, messages=2)
+    assert run([job, kernel(2, 1.0)._replace(cores=1)], cores=1)[1] == pytest.approx([3.0, 2.0])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import calibrate, local
+from harness import calibrate, contexts, local
 from harness.calibrate import shapes
 from harness.calibration import load
 from harness.cell import Status
+from harness.config import Where
 from harness.fit.local import Figures, Shape, fit_local, with_overheads
 from harness.pool import Team
 from harness.records import Record
@@ -60,7 +61,11 @@ def test_the_parameters_of_a_known_machine_are_found() -> None:
     assert value.links.near_collective.seconds(2**22) == pytest.approx(9e-5 + 2**22 / 1e9, rel=0.02)
     assert max(value.errors.values()) < 0.02
     assert (value.range.min_tokens, value.range.max_tokens) == (64, 2048)
-    assert value.hardware.gpus_per_node == 3
+    # More ranks than the 3 cores may run: they take turns and share the memory.
+    sheet = value.hardware
+    assert (sheet.gpus_per_node, sheet.cores, sheet.memory_bytes) == (8, 3, 5 * 2**30 // 8)
+    many = fit_local(replace(figures(), cores=11), "2026-01-02", log.append).hardware
+    assert (many.gpus_per_node, many.cores) == (11, 11)
     assert any("mean" in line for line in log)
 
 
@@ -122,6 +127,19 @@ def test_measurements_run_in_real_ranks(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_compared_is_what_can_run_here() -> None:
     cells = list(local.cells())
-    assert {cell.cp for cell in cells} == {1, 2}
+    assert {cell.cp for cell in cells} == {1, 2, 4}
     assert len(set(cells)) == len(cells)
     assert all(replace(c, cp=1).problem.seqlen_q <= 2048 for c in cells)
+
+
+def test_what_runs_here_is_planned_for_the_cores_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contexts, "cores", lambda: 5)
+    for where in (Where.GLOO, Where.LOCAL):
+        context = contexts.context_for(where)
+        assert context is not None
+        assert context.cluster is not None
+        assert context.cluster.fitted is not None
+        assert context.cluster.fitted.hardware.cores == 5
+    assert contexts.context_for(Where.NCCL) is None

@@ -8,19 +8,20 @@ from harness.calibration import FOLDER, calibration
 from harness.cell import Status
 from harness.cluster import Runtime, cluster
 from harness.config import Config, Where
-from harness.effects import ALL
+from harness.effects import ALL, Effect
 from harness.predicted import lower_bound_s, pricer, skeleton_on, trust
 from harness.problem import Direction, Dtype
 from harness.residency import Program
 from harness.simulate import simulate
 from harness.simulated import simulate_cell
 from harness.strategy import Context
-from harness.structure import planned_at, structure
+from harness.structure import planned_at, structure, structure_of
 from harness.trace import Stream
 from harness.verify import verify
 from strategies import strategy
 
 H800 = calibration("h800")
+CORELESS = replace(calibration("local-cpu").hardware, cores=None)
 CELL = Config(
     strategy="zigzag",
     pattern="causal",
@@ -59,6 +60,36 @@ def test_folding_changes_no_predicted_time(name: str, cp: int, runtime: Runtime)
         prices.effects = effects
         # To the bit but for the order of sums.
         assert prices.seconds_of(whole) == pytest.approx(prices.seconds_of(folded), rel=1e-12)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", ["ring", "ulysses", "usp:2x2", "owner"])
+def test_ranks_on_one_core_take_the_sum_of_their_work(name: str, direction: Direction) -> None:
+    cell = replace(CELL, strategy=name, pattern="star", heads_q=8, heads_kv=4, direction=direction)
+    fitted = calibration("local-cpu")
+    one, many = (
+        replace(fitted, hardware=replace(fitted.hardware, cores=cores)) for cores in (1, 1000)
+    )
+    # Without the effects of neighbours a job takes one time, and a core is never idle.
+    effects = frozenset({Effect.MERGE, Effect.IMBALANCE})
+    shared, alone = (
+        pricer(cell.problem, direction, each, eager=False, effects=effects) for each in (one, many)
+    )
+    shape = skeleton_on(program(cell), one, eager=False)
+    jobs = alone.jobs(shape)
+    assert shared.seconds_of(shape) == pytest.approx(sum(j.cores * j.seconds[0] for j in jobs))
+    assert shared.seconds_of(shape) > 3 * alone.seconds_of(shape)
+    # What every rank has to itself may be folded.
+    folded = skeleton_on(program(cell), replace(fitted, hardware=CORELESS), eager=False)
+    assert alone.seconds_of(shape) == pytest.approx(alone.seconds_of(folded), rel=1e-12)
+
+
+def test_what_is_kept_of_a_plan_folds_nothing_where_ranks_share_cores(tmp_path: Path) -> None:
+    fitted = calibration("local-cpu")
+    apart = replace(fitted, hardware=CORELESS)
+    cell = planned_at(replace(CELL, pattern="full", cluster=None))
+    folded, whole = (len(structure_of(cell, f, tmp_path).shape.parts) for f in (apart, fitted))
+    assert folded < whole
 
 
 @pytest.mark.parametrize(("name", "pattern"), list(product(NAMES, ["full", "causal", "star"])))

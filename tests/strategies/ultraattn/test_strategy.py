@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cluster import cluster
+from harness.calibration import calibration
+from harness.cluster import cluster, measured
 from harness.contexts import context_on
 from harness.defaults import usual
 from harness.levels import Level, read_levels, spell_levels
@@ -197,6 +198,25 @@ def test_a_calibrated_cluster_judges_by_all_that_it_knows(pattern: str) -> None:
         ]
         assert context.evaluate(taken[index]) <= 1.01 * min(seconds_of_rings)
         assert context.evaluate(own[index]) <= 1.01 * context.evaluate(owners[index])
+
+
+def test_ranks_that_take_turns_keep_their_rows_where_balance_gains_nothing() -> None:
+    sheet = calibration("local-cpu").hardware
+    fitted = replace(calibration("local-cpu"), hardware=replace(sheet, cores=2))
+    p, context = usual("causal", 8, 8192, 8, 8), context_on(measured(fitted))
+    assert context.evaluate is not None
+    own, owners = (
+        sum(map(context.evaluate, both(text, p, context)))
+        for text in (f"ultraattn:{QUICK}", "owner")
+    )
+    assert own <= owners
+    alone = context_on(measured(replace(fitted, hardware=replace(sheet, cores=8))))
+    assert alone.evaluate is not None
+    # With a core each, balance does gain.
+    own, owners = (
+        sum(map(alone.evaluate, both(text, p, alone))) for text in (f"ultraattn:{QUICK}", "owner")
+    )
+    assert own < 0.9 * owners
 
 
 @pytest.mark.parametrize("pattern", ["causal", "star"])
