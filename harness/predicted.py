@@ -50,8 +50,11 @@ class Trust:
     def text(self) -> str:
         """In words."""
         known = "unknown" if self.expected_error is None else f"{self.expected_error:.0%}"
-        where = "inside" if self.inside else "OUTSIDE"
-        return f"calibration {self.calibration_id}; {where} its range, expected error {known}"
+        if self.inside:
+            return f"calibration {self.calibration_id}; inside its range, expected error {known}"
+        return (
+            f"calibration {self.calibration_id}; OUTSIDE its range, error unknown (inside: {known})"
+        )
 
 
 def skeleton_on(

@@ -238,7 +238,13 @@ def choose(text: str, table: Mapping[str, Strategy]) -> Chosen:
         raise ValueError(f"strategy ({name}) is unknown; choose from {', '.join(sorted(table))}")
     strategy = table[name]
     options = strategy.defaults
-    for part in filter(None, tail.split(",")):
+    parts = [part for typed in filter(None, tail.split(",")) for part in _spelled(typed, strategy)]
+    keys = [part.partition("=")[0].replace("-", "_") for part in parts]
+    if again := next((key for at, key in enumerate(keys) if key in keys[:at]), None):
+        raise ValueError(
+            f"{strategy.name}: option ({again}) must be given once; {text} has it twice"
+        )
+    for part in parts:
         options = _with_option(options, strategy, part)
     return Chosen(strategy, options)
 
@@ -247,19 +253,21 @@ _EVERYBODY = (*sorted(COMMON_OPTIONS), *sorted(LAYER_OPTIONS))
 """Options that no strategy lists, because all take them."""
 
 
+def _spelled(part: str, strategy: Strategy) -> tuple[str, ...]:
+    """Spell a mesh, `4x2`, as the two options that it is."""
+    mesh = re.fullmatch(r"(\d*)x(\d*)", part) if "ulysses" in strategy.accepts else None
+    return (part,) if mesh is None else (f"ulysses={mesh[1]}", f"ring={mesh[2]}")
+
+
 def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     key, _, value = part.partition("=")
-    both = "ulysses" in strategy.accepts
-    if not value and both and (mesh := re.fullmatch(r"(\d*)x(\d*)", part)):
-        options = _with_option(options, strategy, f"ulysses={mesh[1]}")
-        return _with_option(options, strategy, f"ring={mesh[2]}")
     key = key.replace("-", "_")
     if key not in strategy.accepts and key not in _EVERYBODY:
         known = ", ".join(f"{name}=" for name in sorted(strategy.accepts)) or "no options"
         mesh_hint = f"{part}x2 (Ulysses x ring) or ulysses={part}, or " if part.isdigit() else ""
         raise ValueError(
             f"{strategy.name}: option ({key}) is unknown; "
-            f"it takes {mesh_hint if both else ''}{known}, and as all do "
+            f"it takes {mesh_hint if 'ulysses' in strategy.accepts else ''}{known}, and as all do "
             f"{', '.join(f'{name}=' for name in _EVERYBODY)}; `list` has their values"
         )
     try:

@@ -13,6 +13,7 @@ from math import exp, log
 from typing import NamedTuple
 
 from harness.cluster import Cluster, cluster
+from harness.commands.arguments import count, length
 from harness.contexts import context_on
 from harness.defaults import usual
 from harness.plan import Plan
@@ -56,12 +57,12 @@ class Job(NamedTuple):
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cp", type=int, nargs="+", default=[8, 16, 32, 64])
-    parser.add_argument("--seqlen", type=int, default=131072)
-    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--cp", type=count, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--seqlen", type=length, default=131072)
+    parser.add_argument("--heads", type=count, default=32)
     parser.add_argument("--seconds", type=float, default=2.0, help="of the search, per graph")
     parser.add_argument("--cluster", default="h100-8x8")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=count, default=2)
     args = parser.parse_args()
     print(f"# Stream schedules, {args.cluster}\n")
     print(
@@ -81,9 +82,9 @@ def main() -> None:
     for job in jobs:
         print(found[job][0])
     start = time.perf_counter()
-    large, count = _large(args.seqlen, args.heads, cluster(args.cluster))
+    large, number = _large(args.seqlen, args.heads, cluster(args.cluster))
     print(large)
-    print(f"\nThe last, {count} tasks, three times: {time.perf_counter() - start:.1f} s in all.\n")
+    print(f"\nThe last, {number} tasks, three times: {time.perf_counter() - start:.1f} s in all.\n")
     for method in METHODS[:-1]:
         ratios = [times[method] / times[Method.BEST] for _, times in found.values()]
         mean = exp(sum(map(log, ratios)) / len(ratios))

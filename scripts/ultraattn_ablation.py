@@ -18,6 +18,7 @@ from math import exp, log
 from pathlib import Path
 
 from harness.cluster import cluster
+from harness.commands.arguments import count, length
 from harness.contexts import context_on
 from harness.defaults import usual
 from harness.errors import UnsupportedError
@@ -44,12 +45,12 @@ Rows = dict[str, dict[str, float | None]]
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cp", type=int, nargs="+", default=[8, 16, 32, 64])
-    parser.add_argument("--seqlen", type=int, nargs="+", default=[131072])
-    parser.add_argument("--heads", type=int, nargs="+", default=[32])
+    parser.add_argument("--cp", type=count, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--seqlen", type=length, nargs="+", default=[131072])
+    parser.add_argument("--heads", type=count, nargs="+", default=[32])
     parser.add_argument("--pattern", nargs="+", default=list(PATTERNS))
     parser.add_argument("--cluster", default="h100-8x8")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=count, default=2)
     parser.add_argument("--rows", type=Path, help="file of rows that are done")
     args = parser.parse_args()
     start = time.perf_counter()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from harness.cluster import cluster
+from harness.commands.arguments import count, length
 from harness.contexts import context_on
 from harness.defaults import usual
 from harness.errors import UnsupportedError
@@ -47,11 +48,11 @@ class Row(TypedDict):
 def main() -> int:
     """Print the table; 1 if a plan takes longer than it may."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--cp", type=int, nargs="+", default=[8, 16, 64])
-    parser.add_argument("--seqlen", type=int, nargs="+", default=[2**k for k in range(16, 20)])
-    parser.add_argument("--heads", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--cp", type=count, nargs="+", default=[8, 16, 64])
+    parser.add_argument("--seqlen", type=length, nargs="+", default=[2**k for k in range(16, 20)])
+    parser.add_argument("--heads", type=count, nargs="+", default=[1, 32])
     parser.add_argument("--pattern", nargs="+", default=list(PATTERNS))
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=count, default=2)
     parser.add_argument("--rows", type=Path, help="file of rows that are done")
     args = parser.parse_args()
     jobs: list[Job] = list(product(args.pattern, args.cp, args.seqlen, args.heads))

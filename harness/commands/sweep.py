@@ -35,7 +35,7 @@ from harness.records import Record, ResultFolder
 from harness.simulated import simulate_cells
 from harness.suite import Mode, Part
 from harness.summary import write_summaries
-from harness.sweep import Crews, Limits, in_order, measure_cells, pending
+from harness.sweep import Crews, Limits, in_order, latest, measure_cells, pending
 from harness.tables import print_sweep
 from harness.workers import cores
 from patterns import make_pattern
@@ -151,7 +151,9 @@ def run(args: argparse.Namespace) -> int:
             _run(args, pending(cells, results.records), results)
         finally:  # what is done is done, also if Ctrl-C ends it here
             records = in_order(cells, results.records)
-            write_summaries(folder, records)
+            asked = {cell.hash for cell in cells}
+            others = [each for each in latest(results.records) if each["config_hash"] not in asked]
+            write_summaries(folder, [*records, *others])
     if args.json:
         json.dump(records, sys.stdout)
         print()

@@ -90,3 +90,16 @@ def test_every_option_without_a_default_says_what_is_taken() -> None:
     for found in EVERY_STRATEGY.values():
         for option, value in accepted(found).items():
             assert value or OPTIONS[option].unset, (found.name, option)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("ring:prune=true,prune=false", "prune"),
+        ("usp:2x3,ring=3", "ring"),
+        ("upipe:stage-heads=2,stage_heads=4", "stage_heads"),
+    ],
+)
+def test_an_option_is_given_once(text: str, option: str) -> None:
+    with pytest.raises(ValueError, match=rf"option \({option}\) must be given once; {text} has it"):
+        strategy(text)
