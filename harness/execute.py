@@ -519,17 +519,11 @@ class _Interpreter:
                 continue
             self._fill(slab, fresh)
             self._fill(lse_slab, fresh)
-            target, lse_target = self._slab(slab), self._slab(lse_slab)
-            if cut is not None:
-                target = _cut(target, *cut)
-            if lse_cut is not None:
-                lse_target = _cut(lse_target, *lse_cut)
-            if slab in self.program.narrow:  # no row has another part
-                target.copy_(part)
-                lse_target.copy_(lse_part)
-                continue
+            target, into = self._room(slab, cut)
+            lse_target, _ = self._room(lse_slab, lse_cut)
             with self.watch.in_kernel():
-                kernels.merge_(target, lse_target, part, lse_part)
+                kernels.merge_(target, lse_target, part, lse_part, into)
+            del target, into  # what was laid out anew goes before the next is
 
     def _accumulate(self, write: Access, where: Cut, grad: torch.Tensor, fresh: set[int]) -> None:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
@@ -542,11 +536,9 @@ class _Interpreter:
                 else:
                     self.buffers[slab] = self._begun_in_part(slab, part, cut)
                 continue
-            target = self._slab(slab)
-            if slab in self.loose:
-                self.buffers[slab] = self._laid_out(slab, target, part, cut)
-                continue
-            (target if cut is None else _cut(target, *cut)).add_(part)
+            target, into = self._room(slab, cut)
+            kernels.add(target, part, into)
+            del target, into  # as above
 
     def _begun(self, slab: int, part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """The accumulator that a first contribution makes, which is all or part of a result."""
@@ -574,17 +566,16 @@ class _Interpreter:
             rest.zero_()
         return whole
 
-    def _laid_out(
-        self, slab: int, target: torch.Tensor, part: torch.Tensor, cut: Cut | None
-    ) -> torch.Tensor:
-        """Add to a loose slab, and lay it out in the same pass."""
-        self.loose.discard(slab)
-        whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        if cut is None:
-            return torch.add(target, part, out=whole)
-        whole.copy_(target)
-        _cut(whole, *cut).add_(part)
-        return whole
+    def _room(self, slab: int, cut: Cut | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a contribution is added to, and where the sum goes: a loose slab is laid out."""
+        total = into = self._slab(slab)
+        if slab in self.loose:
+            self.loose.discard(slab)
+            into = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+            self.buffers[slab] = into
+            if cut is not None:
+                total = into.copy_(total)
+        return (total, into) if cut is None else (_cut(total, *cut), _cut(into, *cut))
 
     def _fill(self, slab: int, fresh: set[int]) -> None:
         """Start a fresh accumulator that is filled part by part."""

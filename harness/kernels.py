@@ -20,6 +20,8 @@ operator gets wrong or refuses is settled here, before or after the call:
 Nothing here differentiates: each function runs without autograd.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -33,6 +35,7 @@ __all__ = [
     "Mask",
     "MaskKind",
     "accumulator_dtype",
+    "add",
     "attend",
     "attend_backward",
     "attend_backward_delta",
@@ -43,6 +46,8 @@ __all__ = [
 
 ALIGNMENT_BYTES = 16
 MAX_BAND_AREA = 4096 * 4096
+_CACHED_ELEMENTS = 1 << 17
+"""Elements of a temporary that a CPU's second-level cache keeps until it is read again."""
 
 _ACCUMULATORS = {
     torch.float64: torch.float64,
@@ -227,7 +232,25 @@ def delta(out: Tensor, dout: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def merge_(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor) -> None:
+def add(total: Tensor, part: Tensor, into: Tensor) -> None:
+    """Add two tensors `(B, H, S, D)` in the higher precision, rounded once to that of `into`.
+
+    Args:
+        total: What was added up so far.
+        part: What is added.
+        into: Where the sum goes; may be `total`.
+    """
+    if total.dtype == part.dtype == into.dtype:
+        torch.add(total, part, out=into)
+        return
+    for first, second, target in _by_heads(total, part, into):
+        torch.add(first, second, out=target)
+
+
+@torch.no_grad()
+def merge_(
+    out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor, into: Tensor | None = None
+) -> None:
     """Merge a partial attention over further keys into the accumulated one, in place.
 
     With `w = sigmoid(lse - lse_acc)`, the new part's share of the sum of exponentials, out_acc
@@ -236,13 +259,15 @@ def merge_(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor) -> None:
     Start from zeros and -inf. Commutative and associative up to rounding. A NaN in lse stays.
 
     Allocates two temporaries shaped as lse (w in the accumulator dtype, one bool) and, only if out
-    is in a lower precision than out_acc, one copy of out in the accumulator dtype.
+    or out_acc is in a lower precision, copies of some heads of it in the accumulator dtype.
 
     Args:
-        out_acc: `(B, H, S, E)`, float32 or float64; changed.
-        lse_acc: `(B, H, S)`, the same dtype; changed.
-        out: `(B, H, S, E)`, any precision up to that of out_acc.
+        out_acc: `(B, H, S, E)`, any precision up to that of lse_acc, in which the sum is made; it
+            is rounded to out_acc's at the end. Changed, if there is no `into`.
+        lse_acc: `(B, H, S)`, float32 or float64; changed.
+        out: `(B, H, S, E)`, any precision up to that of lse_acc.
         lse: `(B, H, S)`, dtype of lse_acc.
+        into: Where the merged output goes, shaped and typed as out_acc; None = out_acc.
 
     Raises:
         ValueError: If shapes or dtypes do not fit.
@@ -251,10 +276,11 @@ def merge_(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor) -> None:
         Milakov & Gimelshein, arXiv:1805.02867, section 3.1, the parallel normalizer operator.
     """
     dtype = lse_acc.dtype
-    if accumulator_dtype(dtype) != dtype or out_acc.dtype != dtype or lse.dtype != dtype:
+    fits = accumulator_dtype(out_acc.dtype) == accumulator_dtype(dtype) == dtype == lse.dtype
+    if not fits:
         msg = (
-            f"merge_: out_acc {out_acc.dtype}, lse_acc {dtype} and lse {lse.dtype} must all be "
-            "float32 or all float64"
+            f"merge_: lse_acc {dtype} and lse {lse.dtype} must both be float32 or both float64, "
+            f"and out_acc {out_acc.dtype} of that or accumulated in it"
         )
         raise ValueError(msg)
     if out_acc.shape != out.shape or not (out.shape[:-1] == lse.shape == lse_acc.shape):
@@ -266,7 +292,24 @@ def merge_(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor) -> None:
     weight = (lse - lse_acc).sigmoid_()
     weight.masked_fill_(lse == -torch.inf, 0.0)  # both sides empty: -inf - -inf is NaN
     torch.logaddexp(lse_acc, lse, out=lse_acc)
-    out_acc.lerp_(out.to(dtype), weight.unsqueeze(-1))
+    into = out_acc if into is None else into
+    for total, part, share, target in _by_heads(out_acc, out, weight.unsqueeze(-1), into):
+        if total.dtype == dtype:
+            torch.lerp(total, part.to(dtype), share, out=target)
+        else:
+            target.copy_(total.to(dtype).lerp_(part.to(dtype), share))
+
+
+def _by_heads(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same heads of each, on a CPU so few that what is made of them stays in its cache.
+
+    The first is as large as any.
+    """
+    first = tensors[0]
+    heads = first.shape[1]
+    if first.device.type == "cpu":
+        heads = min(heads, max(1, _CACHED_ELEMENTS * heads // max(1, first.numel())))
+    yield from zip(*(torch.split(x, max(1, heads), dim=1) for x in tensors), strict=True)
 
 
 def _backward(six: Six, mask: Mask, scale: float, *, dims: tuple[int, int]) -> Triple:

@@ -620,6 +620,7 @@ class _Ledger:
                 self._make(slab)
             fresh.discard(slab)
             self._touch(slab)
+            self._lay_out(slab)
 
     def _all_of(self, access: Access) -> bool:
         """Whether a piece is exactly one slab."""

@@ -16,7 +16,19 @@ from typing import NamedTuple
 from harness import heads as head_sets
 from harness.errors import AbsentPieceError, OverwriteError
 from harness.lower import lower
-from harness.plan import Finish, Mode, Piece, Place, Plan, Resident, Task, Tensor, Tile, effects
+from harness.plan import (
+    Finish,
+    Merge,
+    Mode,
+    Piece,
+    Place,
+    Plan,
+    Resident,
+    Task,
+    Tensor,
+    Tile,
+    effects,
+)
 
 
 @contextmanager
@@ -77,9 +89,9 @@ class Step:
     frees: tuple[int, ...] = ()
 
 
-_MOST_CALLS = {Tensor.OUT_PART: 1, Tensor.DQ_PART: 2, Tensor.DK_PART: 2, Tensor.DV_PART: 2}
-"""Kernel calls a row whose sum is rounded once if it is kept in their precision. Two partial
-outputs have weights, which take more."""
+_SUMMED = frozenset({Tensor.OUT_PART, Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
+_MOST_ADDED = 2
+"""Contributions to a row whose sum is rounded once if it is kept in their precision."""
 
 _Cells = dict[int, tuple[tuple[int, int], ...]]
 """Of one (tensor, version) at one place: chunk -> slabs, and the heads that each holds of it."""
@@ -344,8 +356,8 @@ class Program:
         initial: How many slabs are there at the start.
         final: Where each output and saved piece is at the end.
         narrow: Accumulators that need no more precision than their values, as the sum is rounded
-            but once: tiles alone add to them, with one kernel call for each row of out, or with at
-            most two for each of dq, dk and dv, and a `Finish` takes them.
+            but once: a tile begins them, each row gets at most two kernel calls, or one and what a
+            merge adds, and a `Finish` takes them.
     """
 
     plan: Plan
@@ -380,19 +392,22 @@ def _narrow(plan: Plan, slabs: Sequence[Slab], steps: Sequence[Step]) -> Iterato
     wide: set[int] = set()
     for task, step in zip(plan.tasks, steps, strict=True):
         for access in step.accesses:
-            most = _MOST_CALLS.get(access.piece.tensor)
-            if most is None:
+            tensor = access.piece.tensor
+            if tensor not in _SUMMED or isinstance(task, Finish):
                 continue
-            for segment in access.segments:
-                slab = segment.slab
-                if isinstance(task, Tile) and slab not in wide:
-                    calls[slab] = calls.get(slab, 0) + _overlap(plan, task, access.piece.tensor)
-                    if calls[slab] > most:
-                        wide.add(slab)
-                elif not isinstance(task, Finish):
+            for slab in (segment.slab for segment in access.segments):
+                if slab in wide:
+                    continue
+                if isinstance(task, Tile):
+                    calls[slab] = calls.get(slab, 0) + _overlap(plan, task, tensor)
+                elif isinstance(task, Merge) and access.mode is _ACCUMULATE and slab in calls:
+                    calls[slab] += 1
+                else:
+                    wide.add(slab)
+                if calls.get(slab, 0) > _MOST_ADDED:
                     wide.add(slab)
     for slab, _, piece in slabs:
-        if piece.tensor in _MOST_CALLS and slab in calls and slab not in wide:
+        if piece.tensor in _SUMMED and slab in calls and slab not in wide:
             yield slab
 
 

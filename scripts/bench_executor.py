@@ -75,7 +75,7 @@ _PLACES: tuple[tuple[object, str, Kind], ...] = (
     (kernels, "attend_backward_delta", Kind.KERNEL),
     (kernels, "merge_", Kind.MERGE),
     (kernels, "delta", Kind.MERGE),
-    (torch.Tensor, "add_", Kind.MERGE),
+    (kernels, "add", Kind.MERGE),
     (torch.Tensor, "copy_", Kind.COPY),
     (torch.Tensor, "contiguous", Kind.COPY),
     (torch.Tensor, "clone", Kind.COPY),

@@ -412,8 +412,8 @@ def test_a_merge_that_is_left_out_is_seen(dtype: Dtype, monkeypatch: pytest.Monk
 def test_a_merge_that_averages_is_seen(dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem("full", 37, (6, 2), dtype=dtype, cp=4)
 
-    def average(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor) -> None:
-        out_acc.lerp_(out.to(out_acc.dtype), 0.5)
+    def average(out_acc: Tensor, lse_acc: Tensor, out: Tensor, lse: Tensor, into: Tensor) -> None:
+        torch.lerp(out_acc, out.to(out_acc.dtype), 0.5, out=into)
         torch.logaddexp(lse_acc, lse, out=lse_acc)
 
     monkeypatch.setattr(kernels, "merge_", average)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from harness.kernels import (
     Mask,
     MaskKind,
     accumulator_dtype,
+    add,
     attend,
     attend_backward,
     attend_backward_delta,
@@ -364,6 +366,47 @@ def test_merge_ignores_a_side_that_saw_no_key() -> None:
     assert torch.equal(lse_acc, lse)
 
 
+@pytest.mark.parametrize("cached", [1, 140, 1 << 17])
+def test_a_merge_of_values_is_that_of_their_accumulators_rounded_once(
+    cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many heads go at a time, in place or into another tensor of another layout."""
+    monkeypatch.setattr(kernels, "_CACHED_ELEMENTS", cached)
+    outs = torch.randn(2, 2, 6, 5, 7).bfloat16()
+    lses = torch.randn(2, 2, 6, 5)
+    wide, wide_lse = outs[0].float(), lses[0].clone()
+    merge_(wide, wide_lse, outs[1].float(), lses[1])
+    share = (lses[1] - lses[0]).sigmoid().unsqueeze(-1)
+    torch.testing.assert_close(wide, (1 - share) * outs[0].float() + share * outs[1].float())
+
+    for part in (outs[1], outs[1].float()):
+        for other in (False, True):
+            loose = outs[0].transpose(1, 2).contiguous().transpose(1, 2)
+            lse, into = lses[0].clone(), torch.empty(outs[0].shape, dtype=torch.bfloat16)
+            merge_(loose, lse, part, lses[1], into if other else None)
+
+            assert torch.equal(into if other else loose, wide.bfloat16())
+            assert torch.equal(loose, outs[0]) == other
+            assert torch.equal(lse, wide_lse)
+
+
+@pytest.mark.parametrize("cached", [1, 140, 1 << 17])
+def test_a_sum_is_made_in_the_higher_precision_and_rounded_once(
+    cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_CACHED_ELEMENTS", cached)
+    first, second = torch.randn(2, 6, 5, 7), torch.randn(2, 6, 5, 7)
+    for one, other in product((torch.bfloat16, torch.float32), repeat=2):
+        a, b = first.to(one), second.to(other)
+        expected = (a.float() + b.float()).to(one)
+        target = torch.full(a.shape, math.nan, dtype=one)
+        add(a, b, target)
+        add(a, b, a)
+
+        assert torch.equal(target, expected)
+        assert torch.equal(a, expected)
+
+
 def test_merge_does_not_hide_a_nan() -> None:
     out_acc, lse_acc = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1)
     merge_(out_acc, lse_acc, torch.ones(1, 1, 1, 2), torch.full((1, 1, 1), math.nan))
@@ -486,7 +529,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         attend_backward_delta(dout, q, k, v, lse.half(), lse, mask, 1.0)
     with pytest.raises(ValueError, match="must be like out"):
         delta(out, dout[:, 1:])
-    with pytest.raises(ValueError, match="must all be float32"):
+    with pytest.raises(ValueError, match="must both be float32"):
         merge_(out.double(), lse, out, lse)
     with pytest.raises(ValueError, match="rows x E"):
         merge_(out, lse, out[:, 1:], lse)
