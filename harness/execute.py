@@ -206,7 +206,6 @@ class _Interpreter:
             if timed
             else {}
         )
-        self._rows_of: dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], Range] = {}
         self._adopt(inputs)
         self.clock = _Clock(self.device)
 
@@ -337,23 +336,12 @@ class _Interpreter:
         for handle in self.leaving.pop(slab, ()):
             handle.wait()
 
-    def _rows(self, piece: Piece, chunks: Sequence[int]) -> Range:
-        """Rows of consecutive chunks in a tensor shaped as a piece."""
-        key = (piece.tensor, piece.chunks, tuple(chunks))
-        rows = self._rows_of.get(key)
-        if rows is None:
-            before = piece.chunks[: piece.chunks.index(chunks[0])]
-            first = self.plan.tokens(piece._replace(chunks=before))
-            rows = (first, first + self.plan.tokens(piece._replace(chunks=key[2])))
-            self._rows_of[key] = rows
-        return rows
-
     def _view(self, segment: Segment) -> torch.Tensor:
         """The part of a slab's tensor that a segment names: a view where heads are a range."""
         slab = self.program.slabs[segment.slab]
         return _cut(
             self._slab(segment.slab),
-            self._rows(slab.piece, segment.chunks),
+            self.plan.rows(slab.piece, segment.chunks),
             positions(slab.piece.heads, segment.heads),
         )
 
@@ -371,7 +359,7 @@ class _Interpreter:
     ) -> Iterator[tuple[torch.Tensor, Segment]]:
         """The parts of a piece-shaped tensor that its segments fill."""
         for segment in access.segments:
-            rows = self._rows(access.piece, segment.chunks)
+            rows = self.plan.rows(access.piece, segment.chunks)
             heads = positions(access.piece.heads, segment.heads)
             yield _cut(whole, rows, heads), segment
 
@@ -458,7 +446,7 @@ class _Interpreter:
     ) -> Iterator[tuple[torch.Tensor, Cut]]:
         """Where a piece goes in the tensor of a larger one: views, and what each takes of it."""
         for chunks in runs(whole.chunks, piece.chunks):
-            rows, own_rows = self._rows(whole, chunks), self._rows(piece, chunks)
+            rows, own_rows = self.plan.rows(whole, chunks), self.plan.rows(piece, chunks)
             for heads in head_sets.runs(piece.heads, whole.heads):
                 own = positions(piece.heads, heads)
                 yield _cut(tensor, rows, positions(whole.heads, heads)), (own_rows, own)
@@ -596,8 +584,8 @@ class _Interpreter:
         parts: list[tuple[int, Cut | None, Cut]] = []
         for segment in access.segments:
             slab = self.program.slabs[segment.slab]
-            slab_rows = self._rows(slab.piece, segment.chunks)
-            row, end = self._rows(piece, segment.chunks)
+            slab_rows = self.plan.rows(slab.piece, segment.chunks)
+            row, end = self.plan.rows(piece, segment.chunks)
             first, last = max(rows[0], row), min(rows[1], end)
             if first >= last:
                 continue

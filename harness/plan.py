@@ -554,6 +554,22 @@ class Plan:
         """What `tokens` has counted: every consumer asks for the same few pieces again."""
         return {}
 
+    def rows(self, piece: Piece, chunks: Sequence[int]) -> tuple[int, int]:
+        """Half-open rows that consecutive chunks of a piece take in a tensor shaped as it."""
+        key = (piece.tensor, piece.chunks, tuple(chunks))
+        found = self._rows.get(key)
+        if found is None:
+            before = piece.chunks[: piece.chunks.index(chunks[0])]
+            first = self.tokens(piece._replace(chunks=before))
+            found = (first, first + self.tokens(piece._replace(chunks=key[2])))
+            self._rows[key] = found
+        return found
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
+        """What `rows` has found: each run of a plan asks for the same."""
+        return {}
+
     @cached_property
     def scope(self) -> Scope:
         """Layer if x is there at the start, else attention."""

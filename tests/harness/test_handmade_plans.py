@@ -276,6 +276,16 @@ def test_sizes_of_a_layer() -> None:
     assert piece_bytes(plan, w) == piece_bytes(wider, w)
 
 
+def test_rows_of_chunks_follow_the_order_of_their_piece() -> None:
+    plan = replace(uneven_ulysses.forward(), q_chunks=(range(2), range(2, 7), range(7, 10)))
+    piece = Piece(Tensor.Q, (2, 0, 1), 1)
+    for _ in range(2):  # what was found is kept
+        assert plan.rows(piece, (2,)) == (0, 3)
+        assert plan.rows(piece, (0, 1)) == (3, 10)
+        assert plan.rows(piece, (1,)) == (5, 10)
+        assert plan.rows(piece._replace(chunks=(0, 1, 2)), (1,)) == (2, 7)
+
+
 def test_flops_of_products() -> None:
     plan = upipe.forward()
     project = plan.tasks[0]  # q of 2 heads from rank 0's tokens
