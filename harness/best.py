@@ -40,7 +40,8 @@ class Best:
         time_s: Its time.
         peak_bytes: The most that it holds; None where that is not known.
         error: Of its numbers: the largest relative error of its results where it was measured, the
-            expected relative error of its time where it was simulated; None where unknown.
+            expected relative error of its time where it was simulated; None where unknown, as
+            it is outside the range that was calibrated.
     """
 
     names: tuple[str, ...]
@@ -61,8 +62,8 @@ def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
     error = _error(first)
     near: list[str] = []
     if first[0]["source"] == "simulated":
-        limit_s = _time(first) * (1 + (NEAR if error is None else error))
-        near = [_name(group) for group in ran if _time(group) <= limit_s]
+        least_s = _time(first)
+        near = [_name(group) for group in ran if _time(group) <= least_s * (1 + _off(first, group))]
     return Best(
         names=names,
         near=tuple(name for name in dict.fromkeys(near) if name not in names),
@@ -70,6 +71,12 @@ def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
         peak_bytes=_peak(first),
         error=error,
     )
+
+
+def _off(*groups: Sequence[Record]) -> float:
+    """Share by which simulated times may be off: the largest of the groups."""
+    errors = [_error(group) for group in groups]
+    return max(NEAR if error is None else error for error in errors)
 
 
 def _time(group: Sequence[Record]) -> float:
@@ -92,7 +99,7 @@ def _error(group: Sequence[Record]) -> float | None:
         found = entry["max_rel_error"]
         if isinstance(found, Mapping) and found:
             errors.append(max(found.values()))
-        elif entry["expected_error"] is not None:
+        elif entry["expected_error"] is not None and entry.get("inside_range") is not False:
             errors.append(number(entry["expected_error"]))
         else:
             return None

@@ -54,21 +54,21 @@ def shapes() -> Iterator[Shape]:
 def measure_machine(log: Callable[[str], None]) -> Figures:
     """Measure with two ranks of one thread each; takes about a minute."""
     with Team(2) as team:
-        log("kernels")
+        log("measuring kernels")
         forward, backward, by_delta = (
             _slower(team.run(_kernel_times, _TIMEOUT_S, kind))
             for kind in ("forward", "backward", "delta")
         )
-        log("memory")
+        log("measuring memory")
         merge = _slower(team.run(_merge_times, _TIMEOUT_S))
         copy = _slower(team.run(_copy_times, _TIMEOUT_S))
         product = _slower(team.run(_product_times, _TIMEOUT_S))
-        log("messages")
+        log("measuring messages")
         one_way, both_ways, exchange = (
             _slower(team.run(_message_times, _TIMEOUT_S, way))
             for way in ("one way", "both ways", "exchange")
         )
-        log("interpreter")
+        log("measuring interpreter")
         empty = {(d.value, 2): _empty_s(team, d) for d in Direction}
     with Team(1) as team:
         empty |= {(d.value, 1): _empty_s(team, d) for d in Direction}

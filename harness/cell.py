@@ -43,6 +43,7 @@ _EMPTY: Record = {
     "resolved": None,
     "bound_s": None,
     "calibration": None,
+    "inside_range": None,
     "expected_error": None,
 }
 

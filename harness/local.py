@@ -70,7 +70,7 @@ def check(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
     """
     configs = list(cells())
     limits = Limits(iterations=10, warmup=3)
-    log(f"measuring {len(configs)} cells")
+    log(f"measuring {len(configs)} cells, about half a second each")
     measured = list(measure_cells(configs, limits))
     context = environment()
     simulated = [

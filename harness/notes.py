@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from harness.figures import label, number
+from harness.figures import label, number, short
 from harness.peer import is_peer
 from harness.records import Record
 from harness.sharding import Placement
@@ -47,6 +47,53 @@ def same_plans(records: Sequence[Record]) -> list[str]:
     return [
         " = ".join(names) + ("" if where == patterns else f" ({', '.join(where)})")
         for names, where in groups.items()
+    ]
+
+
+def trusted(records: Sequence[Record]) -> list[str]:
+    """Say of each calibration how far its times may be off, and where it has measured nothing."""
+    groups: dict[str, list[Record]] = {}
+    for entry in records:
+        if entry["calibration"]:
+            groups.setdefault(str(entry["calibration"]).partition(";")[0], []).append(entry)
+    found = []
+    for name, own in sorted(groups.items()):
+        known = [
+            number(entry["expected_error"])
+            for entry in own
+            if entry["inside_range"] and entry["expected_error"] is not None
+        ]
+        span = dict.fromkeys(f"{error:.0%}" for error in (min(known), max(known))) if known else ()
+        text = f"{name}; expected error {' to '.join(span) or 'unknown'}"
+        beyond = Counter(_place(entry) for entry in own if entry["inside_range"] is False)
+        if beyond:
+            cells = ", ".join(f"{count} at {where}" for where, count in beyond.items())
+            text += f"; error unknown outside its range ({cells})"
+        found.append(text)
+    return found
+
+
+def _place(entry: Record) -> str:
+    return f"cp={entry['cp']} S={short(round(number(entry['seqlen_q'])))}"
+
+
+def apart(records: Sequence[Record]) -> list[str]:
+    """Name strategies that were tried in some of the simulated problems only."""
+    places: dict[str, list[str]] = {}
+    for entry in records:
+        where = _place(entry)
+        mine = places.setdefault(str(entry["strategy"]), [])
+        if where not in mine:
+            mine.append(where)
+    most = {where for mine in places.values() for where in mine}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, mine in places.items():
+        if len(mine) < len(most):
+            groups.setdefault(tuple(mine), []).append(name)
+    return [
+        f"note: {', '.join(names)}: at {', '.join(where)} alone; what is best elsewhere is best of "
+        "the others"
+        for where, names in groups.items()
     ]
 
 

@@ -37,6 +37,7 @@ class Figure:
         ours: Computed here.
         tolerance: Share by which ours may be off; 0 asks for the same number.
         source: Where it is published.
+        seen: What of it was in view when ours was fitted or chosen; empty if nothing was.
     """
 
     table: str
@@ -45,6 +46,7 @@ class Figure:
     ours: float
     tolerance: float
     source: str
+    seen: str = ""
 
     @property
     def error(self) -> float | None:
@@ -92,6 +94,7 @@ def _figures(table: Mapping[str, Any]) -> Iterator[Figure]:
             ours=ours,
             tolerance=table["tolerance"],
             source=table["source"],
+            seen=table.get("seen", ""),
         )
 
     kind = table["what"]

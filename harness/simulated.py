@@ -152,7 +152,6 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         plan_bound_s=limits.bound_s,
         calibration=trace.calibration,
         calibration_id=None,
-        inside_range=None,
     )
 
 
@@ -195,6 +194,7 @@ def _predict(
     key = (
         small if searches(small) else replace(small, cluster=None),
         fitted.hardware.gpus_per_node,
+        fitted.hardware.cores is None,
         calls_on(fitted),
     )
     if key not in known:

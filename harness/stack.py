@@ -129,7 +129,7 @@ def as_run(machine: Cluster) -> Cluster:
         nvlink=Link(bandwidth_bytes_per_s=3.511e11 * 0.414, latency_s=2.7e-5),
         nic=Link(bandwidth_bytes_per_s=3.578e10, latency_s=1.4e-4),
         fitted=None,
-        calibration="rates of the published UPipe runs: two fitted to its 8B table",
+        calibration="rates of the published UPipe runs: fitted to its 8B table, see docs/models.md",
     )
 
 

@@ -23,7 +23,7 @@ from harness.figures import (
     unprefixed,
     worst_error,
 )
-from harness.notes import crowded, refusals, same_plans, uneven
+from harness.notes import apart, crowded, refusals, same_plans, trusted, uneven
 from harness.peer import is_peer
 from harness.records import Record
 
@@ -63,11 +63,12 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
     for title, group in _grouped(records, "simulated"):
         _print(console, title, simulated_tables(group, console.width))
         _say(console, *(f"same plan: {text}" for text in same_plans(group)))
-    calibrations = sorted({str(e["calibration"]) for e in records if e["calibration"]})
+    calibrations = trusted(records)
     if calibrations:
         figures = "ms, times the compute bound evenly spread (×)"
         figures += ", speed-up over ring (r)" if wide else ""
         _say(console, f"simulated: {figures}; * best. {'; '.join(calibrations)}")
+        _say(console, *apart([entry for entry in records if entry["source"] == "simulated"]))
     for title, group in _grouped(records, "measured"):
         for pattern in dict.fromkeys(str(entry["pattern"]) for entry in group):
             own = [entry for entry in group if entry["pattern"] == pattern]

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         write_whole(args.output, text)
+        _log(f"wrote {args.output}; it is a cluster: simulate --cluster {args.output}")
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from harness.commands.arguments import Help, example, positive
 from harness.commands.progress import Output
 from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
 from harness.records import read_records
+
+_ALONE = (Kind.MISSING, Kind.EXTRA)
+_SHOWN = 5
+"""Cells of one set alone that are shown; all are in the JSON."""
 
 
 def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -68,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(console: Output, found: Comparison) -> None:
     if found.changes:
-        console.print(_table(found.changes))
+        shown, hidden = _few(found.changes)
+        console.print(_table(shown))
+        for kind, count in hidden.items():
+            console.print(f"and {count} cells more: {kind.value}")
         for line in _by_strategy(found.changes):
             console.print(line)
     for name, (old, new) in found.environment.items():
@@ -88,6 +96,17 @@ def _print(console: Output, found: Comparison) -> None:
         worse = sum(change.worse for change in found.changes)
         what = f"{changed} of them changed; {worse} of {len(found.changes)} changes for the worse"
     console.print(f"{found.matched} cells in both, {what}")
+
+
+def _few(changes: Sequence[Change]) -> tuple[list[Change], Counter[Kind]]:
+    """Leave out all but a few of the cells that only one set has; count those left out."""
+    shown: list[Change] = []
+    seen: Counter[Kind] = Counter()
+    for change in changes:
+        seen[change.kind] += 1
+        if change.kind not in _ALONE or seen[change.kind] <= _SHOWN:
+            shown.append(change)
+    return shown, Counter({kind: seen[kind] - _SHOWN for kind in _ALONE if seen[kind] > _SHOWN})
 
 
 def _table(changes: Sequence[Change]) -> Table:

@@ -76,7 +76,7 @@ def level_lines(levels: Mapping[str, Any]) -> str:
                 f"({each['status']}, {each['source']}, {each['seconds']:.1f} s)"
             )
     if levels.get("allocation") == "row owner":
-        lines.append("tilings       none: blocks at their rows' owners are as fast")
+        lines.append("tilings       none found that beats blocks at their rows' owners")
     if levels.get("fallback"):
         lines.append(f"fallback      {levels['fallback']}")
     remap = levels.get("remap", {})
@@ -90,9 +90,11 @@ def level_lines(levels: Mapping[str, Any]) -> str:
         each = levels["schedule"]
         lines.append(
             f"schedule      {each['makespan_s'] * 1e3:.3f} ms, "
-            f"bound {each['bound_s'] * 1e3:.3f} ms, gap {each['gap']:.1%} "
+            f"bound of these tasks in any order {each['bound_s'] * 1e3:.3f} ms, gap {each['gap']:.1%} "
             f"({each['source']}, {each['seconds']:.1f} s)"
         )
+    if levels.get("refined") is False:
+        lines.append("refined       no: fused and scheduled it would take no less")
     if "made_for" in levels:
         lines.append(f"made for      {levels['made_for']}")
     return "".join(f"{line}\n" for line in lines)

@@ -116,6 +116,8 @@ def _print(console: Console, rows: Sequence[Figure]) -> None:
     if errors:
         at_most = f"median {median(errors):.1%}, worst {max(errors):.1%}; {at_most}"
     console.print(f"{at_most}. Source: {rows[0].source}")
+    if rows[0].seen:
+        console.print(f"Not independent: {rows[0].seen}")
     console.print()
 
 

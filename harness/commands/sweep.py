@@ -127,7 +127,11 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     out = parser.add_argument_group("results")
     out.add_argument("-o", "--output", type=Path, help="folder (default: results/<time>)")
-    out.add_argument("--resume", action="store_true", help="go on where the folder's records end")
+    out.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on where the folder's records end; needs the flags of its sweep again",
+    )
     out.add_argument("--dry-run", action="store_true", help="list the cells and stop")
     out.add_argument("--jobs", type=count, default=cores(), help="simulations at once")
     out.add_argument("--json", action="store_true", help="print the records on stdout")
@@ -147,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
                 "give --resume to go on from them, or name another"
             )
         known(results.records, folder)
+        _say_if_other(cells, results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
         finally:  # what is done is done, also if Ctrl-C ends it here
@@ -166,6 +171,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"sweep: nothing ran: {len(records)} cells, none ok; see why above", file=sys.stderr)
         return 1
     return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
+
+
+def _say_if_other(cells: Sequence[Config], records: Sequence[Record], folder: Path) -> None:
+    """Say that a folder has none of the cells: flags of its own sweep may have been left out."""
+    asked = {cell.hash for cell in cells}
+    if records and not any(entry["config_hash"] in asked for entry in records):
+        print(
+            f"note: none of the {len(records)} records in {folder} is of the {len(cells)} cells "
+            "asked for; to go on with its own sweep, repeat the flags of that",
+            file=sys.stderr,
+        )
 
 
 def _cells(args: argparse.Namespace) -> list[Config]:

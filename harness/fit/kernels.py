@@ -29,6 +29,13 @@ class Error:
     median: float
     largest: float
 
+    def __str__(self) -> str:
+        """In words, for who waits for a fit."""
+        return (
+            f"mean error {self.mean:.0%}, median {self.median:.0%}, largest {self.largest:.0%} "
+            f"on {self.n} sizes that were not fitted"
+        )
+
     @classmethod
     def of(cls, predicted: Reals, measured: Reals) -> "Error":
         """Compare."""

@@ -79,8 +79,9 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
     near, near_error = fit_curve(figures.both_ways)
     one_way, _ = fit_curve(figures.one_way)
     exchange, exchange_error = fit_curve(figures.exchange)
-    for what, error in (*errors.items(), ("near", near_error), ("exchange", exchange_error)):
-        log(f"{what}: {error}")
+    kinds = {f"kernels {name}": error for name, error in errors.items()}
+    for what, error in {**kinds, "messages": near_error, "all-to-alls": exchange_error}.items():
+        log(f"fitted {what}: {error}")
     merges = [s * bandwidth / n for n, s in figures.merge.items()]
     tokens = [n for shape in figures.forward for n in shape[:2]]
     peak = max(

@@ -99,7 +99,14 @@ def test_one_direction_alone_has_no_column_for_both() -> None:
 
 def test_a_simulated_row_says_how_far_its_times_may_be_off() -> None:
     entries = [
-        cell("ring", way, 1.0, where=Where.SIMULATED, expected_error=0.04 + 0.03 * (way is B))
+        cell(
+            "ring",
+            way,
+            1.0,
+            where=Where.SIMULATED,
+            inside_range=True,
+            expected_error=0.04 + 0.03 * (way is B),
+        )
         for way in Direction
     ]
     text = lines(entries)
@@ -148,7 +155,7 @@ def test_simulated_times_that_may_be_in_another_order_are_counted_as_near() -> N
     assert (best.names, best.near) == (("ring", "usp"), ("grid",))  # 6 % of the 10 allowed
     assert "ring +1 ~1" in lines(unknown)[4]
     known = [
-        cell(name, F, time_s, where=Where.SIMULATED, expected_error=0.05)
+        cell(name, F, time_s, where=Where.SIMULATED, inside_range=True, expected_error=0.05)
         for name, time_s in times.items()
     ]
     best = best_of([[entry] for entry in known])
@@ -160,3 +167,18 @@ def test_measured_times_are_judged_by_their_spread_alone() -> None:
     best = best_of([[cell("ring", F, 1.0)], [cell("usp", F, 1.05)]])
     assert best is not None
     assert best.near == ()
+
+
+def test_the_error_of_an_extrapolated_time_is_unknown_and_the_worst_known_error_decides() -> None:
+    def one(name: str, time_s: float, error: float, *, inside: bool) -> list[Record]:
+        values = {"expected_error": error, "inside_range": inside}
+        return [cell(name, F, time_s, where=Where.SIMULATED, **values)]
+
+    found = best_of([one("ring", 1.0, 0.02, inside=False), one("zigzag", 1.09, 0.02, inside=True)])
+    assert found is not None
+    assert (found.error, found.near) == (None, ("zigzag",))
+    # The fastest is known to 2 %, the others to 7 % and not at all, which counts as 10 %.
+    others = one("zigzag", 1.06, 0.07, inside=True), one("usp", 1.09, 0.01, inside=False)
+    found = best_of([one("ring", 1.0, 0.02, inside=True), *others, one("owner", 1.03, 0.02, inside=True)])
+    assert found is not None
+    assert (found.error, found.near) == (0.02, ("zigzag", "usp"))

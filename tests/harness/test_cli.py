@@ -3,6 +3,8 @@
 import errno
 import logging
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,14 @@ def test_a_search_is_announced_once_and_a_kept_plan_is_not(
         text = " ".join(capsys.readouterr().err.split())
         assert text.count("ultraattn: searches for plans of 2 ranks, up to 0.02 s") == said
     assert not logging.getLogger("strategies").handlers
+
+
+def test_an_interpreter_without_the_packages_is_told_which_one_has_them() -> None:
+    # -S leaves out what was installed; -I, what the environment adds.
+    words = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_module('harness', run_name='__main__')"
+    bare = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", words], capture_output=True, text=True, check=False
+    )
+    assert bare.returncode == 1
+    assert "lacks numpy, psutil, rich, torch; use .venv/bin/python" in bare.stderr
+    assert "Traceback" not in bare.stderr

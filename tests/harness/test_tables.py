@@ -263,3 +263,35 @@ def test_tokens_are_shortened_where_they_are_round() -> None:
     assert [short(n) for n in (1000, 65536, 3 * 2**20, 2**20 + 1024)] == [
         *("1000", "64k", "3m", "1025k"),
     ]
+
+
+def test_a_calibration_is_named_once_with_its_errors_and_what_lies_outside() -> None:
+    def predicted(name: str, pattern: str, error: float | None, *, inside: bool) -> Record:
+        where = "inside" if inside else "OUTSIDE"
+        said = f"calibration lab/2026-01-02; {where} its range, expected error {error}"
+        values = {"calibration": said, "inside_range": inside, "expected_error": error}
+        return simulated(name, pattern, 1.0, **values)
+
+    records = [
+        predicted("ring", "star", 0.04, inside=True),
+        predicted("zigzag", "star", 0.08, inside=True),
+        predicted("stripe", "star", 0.21, inside=False),
+        predicted("usp", "full", None, inside=False),
+    ]
+    text = flat(printed(records, 80))
+    said = "calibration lab/2026-01-02; expected error 4% to 8%; error unknown outside its range"
+    assert text.count("lab/2026-01-02") == 1
+    assert f"{said} (2 at cp=8 S=64k)" in text
+    inside = flat(printed(records[:1], 80))
+    assert "lab/2026-01-02; expected error 4%" in inside
+    assert "outside" not in inside
+    assert "expected error unknown" in flat(printed(records[3:], 80))
+
+
+def test_strategies_that_were_tried_at_some_sizes_alone_are_named() -> None:
+    records = [
+        *grid(simulated, ("ring", "usp")),
+        *({**entry, "cp": 16} for entry in grid(simulated, ("ring",))),
+    ]
+    assert "note: usp: at cp=8 S=64k alone" in flat(printed(records, 80))
+    assert "alone" not in flat(printed(grid(simulated), 80))

@@ -175,3 +175,24 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call("--help")
     assert "  python -m harness compare results/monday" in capsys.readouterr().out
+
+
+def test_cells_that_one_set_alone_has_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many, few = tmp_path / "many", tmp_path / "few"
+    records = [
+        record(replace(CONFIG, cp=cp), Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20)
+        for cp in range(1, 10)
+    ]
+    for folder, own in ((many, records), (few, records[:1])):
+        with ResultFolder(folder) as results:
+            results.append(*own)
+    assert call(str(many), str(few)) == 1
+    text = capsys.readouterr().out
+    assert text.count("missing ring") == 5
+    assert "and 3 cells more: missing" in text
+    assert call(str(few), str(many)) == 0
+    assert "and 3 cells more: extra" in capsys.readouterr().out
+    assert call(str(many), str(few), "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["changes"]) == 8

@@ -112,9 +112,13 @@ def test_a_folder_with_records_is_only_written_to_when_resuming(
     assert (tmp_path / FILE).read_bytes() == before
     assert call(tmp_path, "--resume", "--seqlen", "96,128") == 0
     assert len(read_records(tmp_path)) == 8
+    capsys.readouterr()
     assert call(tmp_path, "--resume", "--seqlen", "96") == 0
+    assert "repeat the flags" not in capsys.readouterr().err
     # Summaries are of all that the folder holds, also of what was not asked for this time.
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 8
+    assert call(tmp_path, "--resume", "--seqlen", "160") == 0
+    assert "none of the 8 records" in " ".join(capsys.readouterr().err.split())
 
 
 def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
