@@ -90,8 +90,8 @@ def level_lines(levels: Mapping[str, Any]) -> str:
         each = levels["schedule"]
         lines.append(
             f"schedule      {each['makespan_s'] * 1e3:.3f} ms, "
-            f"bound of these tasks in any order {each['bound_s'] * 1e3:.3f} ms, gap {each['gap']:.1%} "
-            f"({each['source']}, {each['seconds']:.1f} s)"
+            f"bound of these tasks in any order {each['bound_s'] * 1e3:.3f} ms, "
+            f"gap {each['gap']:.1%} ({each['source']}, {each['seconds']:.1f} s)"
         )
     if levels.get("refined") is False:
         lines.append("refined       no: fused and scheduled it would take no less")

@@ -139,7 +139,6 @@ def improve(
             it once more, and given up if it takes longer.
         most_tries: Stop after so many tries.
     """
-    plan = rebuilt(plan, plan.tasks)
     scene = Scene(plan, cluster)
     line = scene.timeline
     found = [each for finder in finders for each in finder(scene) if each.gain_s > 0]
@@ -175,11 +174,12 @@ def improve(
         gone.update(each.members)
         tasks[change.node] = each.task
         kept.append(each.task)
-    changed = rebuilt(plan, (tasks[node] for node in line.order())) if kept else plan
+    changed = rebuilt(plan, (tasks[node] for node in line.order()) if kept else plan.tasks)
     judge = evaluate or (lambda one: Timeline(graph_of(one, cluster)).makespan)
     after_s = judge(changed) if kept else before_s
-    if kept and after_s > (judge(plan) if evaluate else before_s):
-        changed, after_s, kept = plan, before_s, []
+    bare = rebuilt(plan, plan.tasks) if evaluate and kept else plan
+    if kept and after_s > (judge(bare) if evaluate else before_s):
+        changed, after_s, kept = rebuilt(plan, plan.tasks), before_s, []
     return Improved(
         plan=changed,
         before_s=before_s,

@@ -26,9 +26,10 @@ from harness.levels import read_levels
 from harness.plan import Plan, from_json, to_json
 from harness.problem import Direction, Dtype, Problem
 from harness.strategy import Context, Options, Strategy
+from strategies.ultraattn.finish import seconds_of
 from strategies.ultraattn.kept import Kept, kept, key_of
 from strategies.ultraattn.others import or_others
-from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both, seconds_of
+from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 

@@ -178,7 +178,9 @@ def test_the_error_of_an_extrapolated_time_is_unknown_and_the_worst_known_error_
     assert found is not None
     assert (found.error, found.near) == (None, ("zigzag",))
     # The fastest is known to 2 %, the others to 7 % and not at all, which counts as 10 %.
-    others = one("zigzag", 1.06, 0.07, inside=True), one("usp", 1.09, 0.01, inside=False)
-    found = best_of([one("ring", 1.0, 0.02, inside=True), *others, one("owner", 1.03, 0.02, inside=True)])
+    known = one("ring", 1.0, 0.02, inside=True), one("owner", 1.03, 0.02, inside=True)
+    found = best_of(
+        [*known, one("zigzag", 1.06, 0.07, inside=True), one("usp", 1.09, 0.01, inside=False)]
+    )
     assert found is not None
     assert (found.error, found.near) == (0.02, ("zigzag", "usp"))

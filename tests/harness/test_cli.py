@@ -178,10 +178,9 @@ def test_a_search_is_announced_once_and_a_kept_plan_is_not(
 
 
 def test_an_interpreter_without_the_packages_is_told_which_one_has_them() -> None:
-    # -S leaves out what was installed; -I, what the environment adds.
-    words = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_module('harness', run_name='__main__')"
-    bare = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", words], capture_output=True, text=True, check=False
+    words = "import runpy; runpy.run_module('harness', run_name='__main__')"
+    bare = subprocess.run(  # -S leaves out what was installed
+        [sys.executable, "-S", "-c", words], capture_output=True, text=True, check=False
     )
     assert bare.returncode == 1
     assert "lacks numpy, psutil, rich, torch; use .venv/bin/python" in bare.stderr

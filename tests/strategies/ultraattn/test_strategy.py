@@ -125,6 +125,21 @@ def test_it_is_no_slower_than_row_owners(pattern: str, cp: int) -> None:
         assert seconds(ours) <= seconds(strategy("owner").plan(p, direction, context))
 
 
+@pytest.mark.parametrize("pattern", ["star", "streaming"])
+def test_it_is_no_slower_than_the_public_codes_rules(pattern: str) -> None:
+    """Eight nodes: too many blocks for a search without fixed ones to end within its time."""
+    machine = replace(cluster("h100-8x8"), nodes=8, gpus_per_node=2)
+    p, context = large(pattern, 16), context_on(machine)
+    ours, theirs = (
+        sum(
+            simulate(verify(plan), machine).makespan_s
+            for plan in both(f"{name}:seconds=0.2", p, context)
+        )
+        for name in ("ultraattn", "ultraattn-paper")
+    )
+    assert ours <= 1.01 * theirs
+
+
 def crossing(plan: Plan, gpus: int) -> int:
     legs = [leg for task in plan.tasks for leg in legs_of(task)]
     return sum(leg.src.rank // gpus != leg.dst.rank // gpus for leg in legs)
