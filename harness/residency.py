@@ -222,6 +222,7 @@ class Residency:
             return whole
         table = held_here.cells.get((piece.tensor, piece.version), {})
         runs: list[tuple[int, int, list[int]]] = []
+        before = -1
         for chunk in piece.chunks:
             missing = piece.heads
             for slab, held in table.get(chunk, ()):
@@ -229,7 +230,8 @@ class Residency:
                 if found:
                     missing &= ~found
                     for heads in head_sets.runs(found, self.slabs[slab].piece.heads, piece.heads):
-                        self._append(runs, slab, chunk, heads)
+                        self._append(runs, slab, (before, chunk), heads)
+            before = chunk
             if missing and not tolerant:
                 raise AbsentPieceError(
                     "a task reads only what its place holds",
@@ -241,11 +243,17 @@ class Residency:
         return tuple(Segment(slab, tuple(chunks), heads) for slab, heads, chunks in runs)
 
     def _append(
-        self, runs: list[tuple[int, int, list[int]]], slab: int, chunk: int, heads: int
+        self, runs: list[tuple[int, int, list[int]]], slab: int, pair: tuple[int, int], heads: int
     ) -> None:
+        """Add a chunk, the second of a pair, to the run of the one before it in the piece.
+
+        What lies side by side in a slab need not do so in the piece: a chunk of rows that attend
+        to nothing may be missing between them.
+        """
+        before, chunk = pair
         if runs:
             last, last_heads, chunks = runs[-1]
-            if last == slab and last_heads == heads:
+            if last == slab and last_heads == heads and chunks[-1] == before:
                 order = self.slabs[slab].piece.chunks
                 at = order.index(chunks[-1]) + 1
                 if at < len(order) and order[at] == chunk:

@@ -61,6 +61,14 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @pytest.mark.parametrize("name", ["ultraattn", "ultraattn-paper"])
+def test_rows_that_attend_to_nothing_may_lie_between_rows_of_one_kernel(name: str) -> None:
+    """Results of the first and last chunk are one tensor, and the chunk between them has none."""
+    p = replace(problem("full", 3, (6, 2), cp=1), pattern=table_pattern([[1], [0], [1]], 7, 5))
+    text = f"{name}:{QUICK},levels=remap+node+device+kernel"
+    assert not wrong(*both(text, p, Context(gpus_per_node=1)))
+
+
+@pytest.mark.parametrize("name", ["ultraattn", "ultraattn-paper"])
 @pytest.mark.parametrize("pattern", ["causal", "streaming"])
 def test_plans_do_not_depend_on_what_is_not_known_when_tokens_are_dealt(
     name: str, pattern: str
