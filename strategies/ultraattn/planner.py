@@ -186,20 +186,14 @@ class _Scene:
         times, simple = list(map(self._judged, found)), list(map(self._judged, plain))
         least = fastest(simple)
         if self.judge is not None:
-            rows = plain[min(range(len(plain)), key=lambda index: _total(simple[index]))]
-            more = [{direction: _as_it_is(trial) for direction, trial in rows.items()}]
+            at = min(range(len(plain)), key=lambda index: _total(simple[index]))
+            rows: _Plans = {direction: _as_it_is(trial) for direction, trial in plain[at].items()}
+            more = [(rows, simple[at])]
             if not any(is_fair(each, least) for each in times):
-                more.append(self._faster(more[0], self._refined(rows), self.judge))
-            found, times = [*found, *more], [*times, *map(self._judged, more)]
+                refined = self._refined(plain[at])
+                more.append(_faster(more[0], (refined, self._judged(refined))))
+            found, times = [*found, *(p for p, _ in more)], [*times, *(t for _, t in more)]
         return found[min(fair(times, least), key=lambda index: _total(times[index]))]
-
-    @staticmethod
-    def _faster(one: _Plans, other: _Plans, judge: Callable[[Plan], float]) -> _Plans:
-        """Return of each direction the plan that takes less time."""
-        return {
-            direction: min(one[direction], other[direction], key=lambda each: judge(each.plan))
-            for direction in Direction
-        }
 
     def _judged(self, both: Mapping[Direction, Planned] | _Pair) -> Times:
         """Return what plans take, by the judge if there is one."""
@@ -347,6 +341,12 @@ def _total(times: Times) -> float:
 
 def _times(both: Mapping[Direction, Planned] | _Pair) -> Times:
     return {direction: each.seconds for direction, each in both.items()}
+
+
+def _faster(one: tuple[_Plans, Times], other: tuple[_Plans, Times]) -> tuple[_Plans, Times]:
+    """Return of each direction the plan that takes less time, and the times."""
+    best = {d: min(one, other, key=lambda each: each[1][d]) for d in Direction}
+    return {d: best[d][0][d] for d in Direction}, {d: best[d][1][d] for d in Direction}
 
 
 def _as_it_is(trial: _Trial) -> Planned:
