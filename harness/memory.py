@@ -25,7 +25,7 @@ same for every strategy: what an algorithm needs (`ALGORITHM`), and what a GPU's
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from harness import heads as head_sets
@@ -527,29 +527,29 @@ class _Ledger:
         use: Use = Use.WORKSPACE,
     ) -> None:
         """Put a kernel's results into accumulators; they go when all are in."""
-        held = 0
-        for write, result in zip(writes, results, strict=True):
-            adopted = False
-            for slab, everything, fills in self._parts(write, result.cut):
-                if slab in fresh and everything:
-                    fresh.discard(slab)
-                    # A result that fills the slab in its precision becomes the slab; one that is
-                    # laid out otherwise only if the slab may be as it came.
-                    narrow = slab in self.narrow
-                    if fills and (narrow or (result.exact and result.wide)):
-                        adopted = True
-                        self._adopt(slab, result.size, use)
-                        if not result.exact:
-                            self.loose.add(slab)
-                    else:
-                        self._make(slab)
-                    continue
-                if slab in fresh:
-                    fresh.discard(slab)
+        adopted: set[int] = set()
+        cuts = [result.cut for result in results]
+        for number, slab, everything, fills in self._parts_of(writes, cuts):
+            result = results[number]
+            if slab in fresh and everything:
+                fresh.discard(slab)
+                # A result that fills the slab in its precision becomes the slab; one that is
+                # laid out otherwise only if the slab may be as it came.
+                narrow = slab in self.narrow
+                if fills and (narrow or (result.exact and result.wide)):
+                    adopted.add(number)
+                    self._adopt(slab, result.size, use)
+                    if not result.exact:
+                        self.loose.add(slab)
+                else:
                     self._make(slab)
-                self._touch(slab)
-                self._lay_out(slab)
-            held += 0 if adopted else result.size
+                continue
+            if slab in fresh:
+                fresh.discard(slab)
+                self._make(slab)
+            self._touch(slab)
+            self._lay_out(slab)
+        held = sum(result.size for number, result in enumerate(results) if number not in adopted)
         self._give(place, held, use)
 
     def _adopt(self, slab: int, size: int, use: Use) -> None:
@@ -566,6 +566,21 @@ class _Ledger:
             self.loose.discard(slab)
             place, size = self.program.slabs[slab].place, self.size[slab]
             self._give(place, self._take(place, size, self.use[slab]), self.use[slab])
+
+    def _parts_of(
+        self, accesses: Sequence[Access], cuts: Sequence[Cut]
+    ) -> Iterator[tuple[int, int, bool, bool]]:
+        """Yield the parts of some accesses (see `_parts`), each with the number of its access.
+
+        In the order in which they are added to: an output and its lse, which are merged together,
+        part by part; gradients one after the other.
+        """
+        parts = [
+            [(number, *part) for part in self._parts(access, cut)]
+            for number, (access, cut) in enumerate(zip(accesses, cuts, strict=True))
+        ]
+        merged = accesses[0].piece.tensor is Tensor.OUT_PART
+        return chain.from_iterable(zip(*parts, strict=True) if merged else parts)
 
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
         """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
@@ -605,19 +620,22 @@ class _Ledger:
         while at < len(pairs):
             both = pairs[at : at + (2 if pairs[at][0].piece.tensor is Tensor.OUT_PART else 1)]
             joined = [self._read(source) for source, _ in both]
-            for (source, target), copy in zip(both, joined, strict=True):
-                self._fold(source, target, copy, fresh)
+            self._fold(both, joined, fresh)
             self._give(place, sum(joined), Use.STAGING)
             at += len(both)
 
-    def _fold(self, source: Access, target: Access, copy: int, fresh: set[int]) -> None:
-        piece = source.piece
-        cut = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
-        for slab, everything, fills in self._parts(target, cut):
-            if slab in fresh and everything and fills and not copy and self._all_of(source):
-                self._make(slab, shared=source.segments[0].slab)
-            elif slab in fresh:
-                self._make(slab)
+    def _fold(
+        self, pairs: Sequence[tuple[Access, Access]], joined: Sequence[int], fresh: set[int]
+    ) -> None:
+        """Add pieces to accumulators: pairs of (source, target), and what joining each took."""
+        pieces = [source.piece for source, _ in pairs]
+        cuts = [((0, self.plan.tokens(each)), (0, each.heads.bit_count())) for each in pieces]
+        targets = [target for _, target in pairs]
+        for number, slab, everything, fills in self._parts_of(targets, cuts):
+            source = pairs[number][0]
+            whole = everything and fills and not joined[number] and self._all_of(source)
+            if slab in fresh:
+                self._make(slab, shared=source.segments[0].slab if whole else None)
             fresh.discard(slab)
             self._touch(slab)
             self._lay_out(slab)

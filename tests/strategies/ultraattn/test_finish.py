@@ -46,7 +46,8 @@ def test_fusing_costs_nothing_of_what_a_schedule_gains(pattern: str, direction: 
 
 def test_where_time_is_left_the_order_of_a_list_is_tried_too() -> None:
     where = machine(1, 8)
-    made = bare("star", Direction.BACKWARD, where)
+    plan = strategy("grid").plan(usual("star", 8, 65536, 2), Direction.FORWARD, context_on(where))
+    made = Made(plan=plan, seconds=seconds_of(where, plan))
     quick, whole = (shortest(made, where, BOTH, seconds) for seconds in (0.0, 4.0))
     assert quick.said[Level.SCHEDULE]["proved"]  # of what was fused: more time orders it no better
     assert whole.seconds < quick.seconds

@@ -68,6 +68,14 @@ def test_rows_that_attend_to_nothing_may_lie_between_rows_of_one_kernel(name: st
     assert not wrong(*both(text, p, Context(gpus_per_node=1)))
 
 
+def test_the_ledger_adds_an_output_and_its_lse_part_by_part() -> None:
+    """One kernel's result begins one accumulator and adds to another, which is laid out anew."""
+    table = table_pattern([[0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0, 1]], 4, 2)
+    p = replace(problem("full", 4, (6, 2), cp=1), pattern=table, dtype=Dtype.BFLOAT16, head_dim=8)
+    text = f"ultraattn-paper:{QUICK},levels=remap+node+device+kernel"
+    assert not wrong(*both(text, p, Context(gpus_per_node=1)))
+
+
 @pytest.mark.parametrize("name", ["ultraattn", "ultraattn-paper"])
 @pytest.mark.parametrize("pattern", ["causal", "streaming"])
 def test_plans_do_not_depend_on_what_is_not_known_when_tokens_are_dealt(
