@@ -17,6 +17,7 @@ import torch.distributed as dist
 from harness import kernels
 from harness.config import Config, Where
 from harness.environment import cpu_model
+from harness.execute import DTYPES
 from harness.fit.local import Figures, Shape
 from harness.maskkind import Mask, MaskKind
 from harness.measure import RankSample, rank_job
@@ -63,6 +64,7 @@ def measure_machine(log: Callable[[str], None]) -> Figures:
         merge = _slower(team.run(_merge_times, _TIMEOUT_S))
         copy = _slower(team.run(_copy_times, _TIMEOUT_S))
         product = _slower(team.run(_product_times, _TIMEOUT_S))
+        precision = _slower(team.run(_precision_times, _TIMEOUT_S))
         log("measuring messages")
         one_way, both_ways, exchange = (
             _slower(team.run(_message_times, _TIMEOUT_S, way))
@@ -82,6 +84,7 @@ def measure_machine(log: Callable[[str], None]) -> Figures:
         merge=merge,
         copy=copy,
         linear_flops_per_s=max(2 * n**3 / seconds for n, seconds in product.items()),
+        precision=precision,
         one_way=one_way,
         both_ways=both_ways,
         exchange=exchange,
@@ -119,9 +122,10 @@ def _kernel_times(member: Member, kind: str) -> dict[Shape, float]:
     return _timed({shape: _call(shape, kind) for shape in shapes()}, _REPEATS)
 
 
-def _call(shape: Shape, kind: str) -> Callable[[], object]:
-    q, dout = (torch.randn(1, shape.heads, shape.rows, shape.head_dim) for _ in range(2))
-    k, v = (torch.randn(1, shape.heads, shape.columns, shape.head_dim) for _ in range(2))
+def _call(shape: Shape, kind: str, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
+    queries = (1, shape.heads, shape.rows, shape.head_dim)
+    keys = (1, shape.heads, shape.columns, shape.head_dim)
+    q, dout, k, v = (torch.randn(size, dtype=dtype) for size in (queries, queries, keys, keys))
     mask = Mask(
         kind=MaskKind.CAUSAL if shape.causal else MaskKind.FULL,
         q=range(shape.rows),
@@ -161,6 +165,13 @@ def _product_times(member: Member) -> dict[int, float]:
     del member
     a, b = (torch.randn(_EDGE, _EDGE) for _ in range(2))
     return _timed({_EDGE: partial(torch.mm, a, b)}, _REPEATS)
+
+
+def _precision_times(member: Member) -> dict[Dtype, float]:
+    """Time one kernel call in every precision (a job for a `Team`)."""
+    del member
+    shape = Shape(1024, 1024, heads=2, head_dim=64, causal=False)
+    return _timed({each: _call(shape, "forward", DTYPES[each]) for each in Dtype}, _REPEATS)
 
 
 def _message_times(member: Member, way: str) -> dict[int, float]:

@@ -122,6 +122,11 @@ class Calibration:
         """Whether ranks are GPUs."""
         return self.hardware.device == "cuda"
 
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Dense peak of the precision in which kernels were measured."""
+        return self.hardware.peak_flops_per_s(Dtype(self.range.dtypes[0]))
+
     def inside(self, tokens: tuple[int, ...], heads: int, head_dim: int) -> bool:
         """Whether kernel calls of these lengths lie where kernels were measured."""
         low, high = self.range.min_tokens, self.range.max_tokens

@@ -262,6 +262,7 @@ def measured(fitted: Calibration) -> Cluster:
     """The cluster of a calibration."""
     forward, backward, links = fitted.kernels.forward, fitted.kernels.backward, fitted.links
     near, far, sheet = fitted.effects.near, fitted.effects.far, fitted.hardware
+    peak = fitted.peak_flops_per_s
     return Cluster(
         name=fitted.name,
         nodes=sheet.nodes,
@@ -272,8 +273,8 @@ def measured(fitted: Calibration) -> Cluster:
             flops_per_s_float32=sheet.flops_per_s_float32,
             flops_per_s_float64=sheet.flops_per_s_float64,
             # The fastest pair of a call, so that bounds stay below every kernel's time.
-            efficiency_forward=forward.flops_per_s / min(1, forward.causal) / sheet.flops_per_s,
-            efficiency_backward=backward.flops_per_s / min(1, backward.causal) / sheet.flops_per_s,
+            efficiency_forward=forward.flops_per_s / min(1, forward.causal) / peak,
+            efficiency_backward=backward.flops_per_s / min(1, backward.causal) / peak,
             efficiency_linear=LINEAR_EFFICIENCY,
             memory_bytes=sheet.memory_bytes,
             memory_bandwidth_bytes_per_s=fitted.kernels.memory_bandwidth_bytes_per_s,

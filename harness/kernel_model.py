@@ -97,6 +97,8 @@ class Kernels:
             are: kernels that check bounds are compiled apart.
         forward: Parameters of the forward kernel.
         backward: And of the backward one.
+        whole_keys: A causal call works on whole parts of so many keys, also where the diagonal
+            crosses one.
     """
 
     sms: int
@@ -105,6 +107,7 @@ class Kernels:
     uneven: float
     forward: ForwardKernel
     backward: BackwardKernel
+    whole_keys: int = 1
 
     def seconds(
         self,
@@ -190,7 +193,7 @@ def _forward_s(kernels: Kernels, shape: _Shape) -> float:
     across = -(-shape.rows // height)
     if shape.causal:
         fixed = rate * fitted.diagonal_keys + fitted.block_s
-        visits = _triangle(across, height, splits, shape, step)
+        visits = _triangle(across, height, splits, shape, step, kernels.whole_keys)
         works = [rate * fitted.causal * keys + fixed for keys in visits]
         time = _dispatch(works, shape.heads, shape.sms, fitted.alone)
         return fitted.launch_s + time + extra
@@ -211,7 +214,8 @@ def _backward_s(kernels: Kernels, shape: _Shape) -> float:
     if shape.causal:
         # The longest blocks come first, so the GPU stays full until the end, if it ever is.
         fixed = rate * fitted.diagonal_rows + fitted.block_s
-        lengths = [min(shape.rows, (across - j) * height) for j in range(across)]
+        whole = kernels.whole_keys
+        lengths = [min(shape.rows, _whole((across - j) * height, whole)) for j in range(across)]
         mean = rate * fitted.causal * sum(lengths) * shape.heads + blocks * fixed
         time = max(rate * fitted.causal * lengths[0] + fixed, mean / shape.sms)
     else:
@@ -239,7 +243,9 @@ def _splits(blocks: int, slots: int, steps: int) -> int:
     return next(n for n, share in fill.items() if share >= _NEAR_BEST * best)
 
 
-def _triangle(across: int, height: int, splits: int, shape: _Shape, step: int) -> list[int]:
+def _triangle(
+    across: int, height: int, splits: int, shape: _Shape, step: int, whole: int
+) -> list[int]:
     """Keys of the blocks of one head, in the order of launch: rows first, then splits."""
     steps = -(-shape.columns // step)
     part = -(-steps // splits) * step
@@ -248,9 +254,13 @@ def _triangle(across: int, height: int, splits: int, shape: _Shape, step: int) -
     for split in range(splits):
         first = split * part
         for block in range(across):
-            last = min(shape.columns, shift + (block + 1) * height)
+            last = min(shape.columns, _whole(shift + (block + 1) * height, whole))
             works.append(max(0, min(last, first + part) - first))
     return works
+
+
+def _whole(keys: int, part: int) -> int:
+    return -(-keys // part) * part
 
 
 def _dispatch(works: list[float], heads: int, sms: int, alone: float) -> float:

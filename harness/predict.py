@@ -265,8 +265,7 @@ class Pricer:
     ) -> float:
         """Time one kernel call; a precision that was not measured by its peak rate."""
         sheet = self.calibration.hardware
-        fitted = Dtype(self.calibration.range.dtypes[0])
-        slower = sheet.peak_flops_per_s(fitted) / sheet.peak_flops_per_s(self.dtype)
+        slower = self.calibration.peak_flops_per_s / sheet.peak_flops_per_s(self.dtype)
         return slower * kernels.seconds(
             way or self.direction,
             # Down, so that a stripe's shifted tokens stay one less than a chunk.

@@ -63,7 +63,14 @@ def skeleton_on(
     """The skeleton of a plan on the nodes of a cluster, in one runtime."""
     per_node = fitted.hardware.gpus_per_node
     fold = fold and fitted.hardware.cores is None  # every rank's work takes a core from the others
-    return skeleton(program, per_node, eager=eager, fold=fold, calls=calls_on(fitted))
+    return skeleton(
+        program,
+        per_node,
+        eager=eager,
+        fold=fold,
+        calls=calls_on(fitted),
+        threaded=not fitted.on_gpus,
+    )
 
 
 def pricer(

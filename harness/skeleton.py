@@ -212,6 +212,7 @@ def skeleton(
     eager: bool = False,
     fold: bool = True,
     calls: Calls | None = None,
+    threaded: bool = False,
 ) -> Skeleton:
     """Take the sizes out of a verified plan of a small reference problem.
 
@@ -221,6 +222,7 @@ def skeleton(
         eager: Whether parts know what hosts have launched before, and fold only where that agrees.
         fold: Whether jobs that cannot differ in time are folded into one.
         calls: Kernel calls of a tile; None is as a GPU takes them.
+        threaded: Whether one thread of a rank issues its transfers and computes, as on a CPU.
     """
     plan = program.plan
     parts: list[Part] = []
@@ -242,6 +244,8 @@ def skeleton(
                 need = _compute(program, index, made, sizes, queries.get(rank, 0))
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
     problem = plan.problem
+    if threaded:
+        parts = _in_turn(parts)
     whole = _launched(_batched(parts)) if eager else parts
     alike = dict.fromkeys(range(problem.cp), 1)
     kept: Sequence[Part] = whole
@@ -254,6 +258,23 @@ def skeleton(
     lonely = all(len(ranks) == 1 for ranks in senders.values())
     lengths = problem.seqlen_q, problem.seqlen_kv
     return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
+
+
+def _in_turn(parts: Sequence[Part]) -> list[Part]:
+    """Let what moves wait for the kernels before it in the plan, at both ends.
+
+    A thread in a kernel issues nothing until that returns.
+    """
+    latest: dict[int, int] = {}
+    found = []
+    for index, part in enumerate(parts):
+        after = set(part.after)
+        if part.need.kind in ("transfer", "collective"):
+            after.update(latest[rank] for rank in part.peers or part.ranks if rank in latest)
+        elif part.ranks:
+            latest[part.ranks[0]] = index
+        found.append(part._replace(after=tuple(sorted(after))))
+    return found
 
 
 def _batched(parts: Sequence[Part]) -> list[Part]:

@@ -145,7 +145,7 @@ def schedule_streams(
     if method in (Method.BEST, Method.LISTS) and given.makespan <= line.makespan:
         line, same = given, True
     return StreamSchedule(
-        scheduled=in_plan_order(plan if same else reordered(plan, issued_ahead(graph, line))),
+        scheduled=in_plan_order(reordered(plan, issued_ahead(graph, line))),
         makespan_s=line.makespan,
         bound_s=min(found.bound * tick_s, line.makespan),
         proved=found.proved,

@@ -19,11 +19,12 @@ from harness.fit.links import fit_curve
 from harness.fit.tables import halves
 from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.link_model import Links
-from harness.problem import Direction
+from harness.problem import Direction, Dtype
 
 _RANKS = 8
 """Chosen: as many ranks as there are cores fit, and so many in any case, which then take turns."""
 _ROWS = 32  # Source: torch 2.13 CPU flash attention, its smallest block of queries
+_KEYS = 512  # Source: torch 2.13 CPU flash attention, its blocks of keys
 
 
 class Shape(NamedTuple):
@@ -50,6 +51,7 @@ class Figures:
         merge: Per bytes of partial results, a merge.
         copy: Per bytes.
         linear_flops_per_s: Of a large matrix product.
+        precision: Per precision, one kernel call.
         one_way: Per message size.
         both_ways: Per message size.
         exchange: Per bytes that a rank receives, an all-to-all of all ranks.
@@ -65,6 +67,7 @@ class Figures:
     merge: Mapping[int, float]
     copy: Mapping[int, float]
     linear_flops_per_s: float
+    precision: Mapping[Dtype, float]
     one_way: Mapping[int, float]
     both_ways: Mapping[int, float]
     exchange: Mapping[int, float]
@@ -89,6 +92,8 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
         kernels.forward.flops_per_s / min(1, kernels.forward.causal),
         kernels.backward.flops_per_s / min(1, kernels.backward.causal),
     )
+    # Kernels were fitted in float32; in another precision they take so much longer.
+    slower = {each: s / figures.precision[Dtype.FLOAT32] for each, s in figures.precision.items()}
     ranks = max(figures.cores, _RANKS)
     nothing = Crowd(handshake_s=0.0, share=1.0, share_beside=1.0, held_sms=0.0)
     return Calibration(
@@ -99,9 +104,9 @@ def fit_local(figures: Figures, date: str, log: Callable[[str], None]) -> Calibr
             nodes=1,
             gpus_per_node=ranks,
             cores=figures.cores,
-            flops_per_s=peak,
+            flops_per_s=peak / slower[Dtype.BFLOAT16],
             flops_per_s_float32=peak,
-            flops_per_s_float64=peak / 2,
+            flops_per_s_float64=peak / slower[Dtype.FLOAT64],
             memory_bytes=figures.memory_bytes // ranks,
             host_bytes_per_s=bandwidth / 2,
         ),
@@ -175,6 +180,7 @@ def _kernels(figures: Figures, bandwidth: float) -> tuple[Kernels, dict[str, Err
         uneven=1.0,
         forward=_forward([1e-5, rate, 1e-6, 1.0, 50.0]),
         backward=_backward([1e-5, rate, 1e-6, 4.0, 1.0, 50.0]),
+        whole_keys=_KEYS,
     )
     shapes = list(figures.forward)
     # Half of the shapes are fitted, and the error is that on the others.
@@ -265,6 +271,7 @@ def sources_of(date: str) -> dict[str, str]:
         "kernels": f"Source: copies {here}",
         "kernels.sms": f"Source: one thread a rank, {date}",
         "kernels.block_rows": f"Source: torch CPU flash attention, smallest block, {date}",
+        "kernels.whole_keys": f"Source: torch CPU flash attention, block of keys, {date}",
         "kernels.forward": f"Source: torch CPU flash attention, one thread, {here}",
         "kernels.backward": f"Source: torch CPU flash attention, one thread, {here}",
         "links.near": f"Source: gloo isend and irecv of two ranks at once, {here}",

@@ -13,16 +13,17 @@ from harness.cell import Status
 from harness.config import Where
 from harness.fit.local import Figures, Shape, fit_local, with_overheads
 from harness.pool import Team
+from harness.problem import Dtype
 from harness.records import Record
 
 BANDWIDTH, RATE, LAUNCH = 4e9, 3e10, 7e-5
 
 
 def seconds(shape: Shape, factor: float, passes: float = 0.0) -> float:
-    """A machine that takes a triangle as half of its square and one diagonal of blocks."""
+    """A machine that takes of a triangle all blocks of 32 x 512 that it touches."""
     area = shape.rows * shape.columns
     if shape.causal:
-        area = area // 2 + 16 * shape.rows
+        area = sum(min(shape.columns, 512 * (row // 512 + 1)) for row in range(shape.rows))
     flops = factor * 4 * area * shape.heads * shape.head_dim
     moved = passes * shape.rows * shape.heads * shape.head_dim * 4
     return LAUNCH + flops / RATE + moved / BANDWIDTH
@@ -40,6 +41,7 @@ def figures() -> Figures:
         merge={n: 1.75 * n / BANDWIDTH for n in (2**16, 2**18, 2**20)},
         copy={n: 2 * n / BANDWIDTH for n in (2**18, 2**22)},
         linear_flops_per_s=6e10,
+        precision={Dtype.FLOAT32: 2e-3, Dtype.BFLOAT16: 3e-3, Dtype.FLOAT64: 5e-3},
         one_way={2**p: 5e-5 + 2**p / 3e9 for p in range(12, 24)},
         both_ways={2**p: 8e-5 + 2**p / 2e9 for p in range(12, 24)},
         exchange={2**p: 9e-5 + 2**p / 1e9 for p in range(12, 24)},
@@ -64,6 +66,12 @@ def test_the_parameters_of_a_known_machine_are_found() -> None:
     # More ranks than the 3 cores may run: they take turns and share the memory.
     sheet = value.hardware
     assert (sheet.gpus_per_node, sheet.cores, sheet.memory_bytes) == (8, 3, 5 * 2**30 // 8)
+    # A precision that takes longer has a lower rate.
+    assert sheet.flops_per_s_float32 == pytest.approx(1.5 * sheet.flops_per_s)
+    assert sheet.flops_per_s_float32 == pytest.approx(2.5 * sheet.flops_per_s_float64)
+    # What a triangle takes beyond its half is its blocks of keys, which are known.
+    assert forward.causal == pytest.approx(1.0, rel=0.02)
+    assert backward.causal == pytest.approx(1.0, rel=0.02)
     many = fit_local(replace(figures(), cores=11), "2026-01-02", log.append).hardware
     assert (many.gpus_per_node, many.cores) == (11, 11)
     assert any("mean" in line for line in log)

@@ -6,6 +6,7 @@ import pytest
 from harness.cluster import cluster
 from harness.dynamics import run
 from harness.gates import posted_late
+from harness.predicted import skeleton_on
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.skeleton import Need, calls_of, skeleton
@@ -158,3 +159,26 @@ def test_a_stripe_takes_slices_where_keys_come_from_later_ranks_and_a_ring_never
     assert {(n.moves, n.messages) for n in last.values()} == {(4, 8)}
     ring = skeleton(program("ring-classic", "causal", 5, Direction.FORWARD), 5, eager=True).parts
     assert not any(p.need.sliced for p in ring)
+
+
+@pytest.mark.parametrize("text", ["ring", "owner", "allgather", "ulysses"])
+def test_a_thread_in_a_kernel_issues_no_transfer(text: str) -> None:
+    made = program(text, "causal", 4, Direction.FORWARD, heads=4)
+    free, bound = (skeleton(made, 8, fold=False, threaded=t).parts for t in (False, True))
+    busy: dict[int, int] = {}
+    held = 0
+    for index, (part, before) in enumerate(zip(bound, free, strict=True)):
+        if part.need.kind in ("transfer", "collective"):
+            kernels = {busy[rank] for rank in part.peers or part.ranks if rank in busy}
+            assert set(part.after) == {*before.after, *kernels}
+            held += len(kernels - set(before.after))
+        else:
+            assert part == before
+            busy.update(dict.fromkeys(part.ranks, index))
+    # An all-gather comes before the first kernel, and heads go home behind the last.
+    assert bool(held) is (text == "ring")
+    for machine, parts in (("local-cpu", bound), ("a100", free)):
+        fitted = cluster(machine).fitted
+        assert fitted is not None
+        seen = skeleton_on(made, fitted, eager=False, fold=False).parts
+        assert [part.after for part in seen] == [part.after for part in parts]

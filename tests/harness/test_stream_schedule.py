@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cluster import h100
-from harness.dependencies import topological
+from harness.cluster import cluster, h100
+from harness.dependencies import reordered, topological
 from harness.milp import Status
+from harness.plan import Tile, Transfer
 from harness.problem import Direction, Dtype, Problem
 from harness.schedule import verify_schedule
 from harness.simulate import simulate
@@ -310,6 +311,30 @@ def test_a_transfer_is_issued_before_the_kernel_that_runs_when_it_begins() -> No
     graph.after[last] = ()
     assert [task for task in issued_ahead(graph, Timeline(graph, order)) if task in line] == line
     assert issued_ahead(graph, Timeline(graph, order))[:3] == [first, second, last]
+
+
+def test_where_the_order_stands_transfers_are_issued_ahead_too() -> None:
+    problem = Problem(
+        pattern=make_pattern("causal", 4096),
+        heads_q=4,
+        heads_kv=2,
+        head_dim=64,
+        dtype=Dtype.BFLOAT16,
+        cp=3,
+    )
+    plan = strategy("owner").plan(problem, Direction.FORWARD)
+    # Each rank's own tile first: the transfers beside it are listed behind it.
+    first = [
+        i
+        for i in range(len(plan.tasks))
+        if isinstance(plan.tasks[i], Tile) and not plan.tasks[i].after
+    ]
+    rest = [i for i in range(len(plan.tasks)) if i not in first]
+    behind = reordered(plan, [*first, *rest])
+    found = schedule_streams(behind, cluster("h100-1x8"), time_limit_s=0.0)
+    assert found.source == "plan"
+    kinds = [type(task) for task in found.scheduled.plan.tasks]
+    assert Transfer in kinds[: kinds.index(Tile)]
 
 
 @pytest.mark.parametrize(
