@@ -166,8 +166,13 @@ class _Scene:
         own = layouts(self.problem, *shape, remap=remap)
         laid = [list(self._pairs(each)) for each in dict.fromkeys([*own, self.published])]
         owners, placed = laid[0][-1], list(self._placed()) if remap else []
-        best = self._best([both for both in chain(*laid) if _no_slower(both, owners)])
+        fast = [both for both in chain(*laid) if _no_slower(both, owners)]
+        best = self._best(fast)
         found = [self._refined(best)]
+        if self.judge is not None:
+            liked = min(fast, key=lambda both: _total(self._judged(both)))
+            if liked != best:
+                found.append(self._refined(liked))
         dealt = [both for both in placed if _no_slower(both, owners)]
         if dealt:
             other = self._best(dealt)
@@ -230,10 +235,18 @@ class _Scene:
         )
 
     def _pairs(self, layout: Layout) -> Iterator[_Pair]:
-        """Yield trials of both directions, which must cut the tokens alike; row owners last."""
+        """Yield trials of both directions, which must cut the tokens alike; row owners last.
+
+        Of the tilings the fastest, and where a calibration judges the one that it likes best.
+        """
         tiled = {Level.NODE, Level.DEVICE} & self.mode.levels
         if tiled:
-            yield {direction: self._tiled_trial(layout, direction) for direction in Direction}
+            trials = {direction: self._trials(layout, direction) for direction in Direction}
+            quick = {d: min(each, key=lambda trial: trial.seconds) for d, each in trials.items()}
+            yield quick
+            judge = self.judge
+            if judge is not None and not self.mode.published:
+                yield {d: min(each, key=lambda t: judge(t.plan)) for d, each in trials.items()}
         if not tiled or not self.mode.published:
             sides = (layout.queries, layout.keys)
             rows = row_owner(*(by_rank(s, self.shape.nodes, self.shape.gpus) for s in sides))
@@ -242,8 +255,8 @@ class _Scene:
     def _rows(self, order: Order | Placement, rows: Allocation) -> _Pair:
         return {direction: self._timed(order, direction, rows, None) for direction in Direction}
 
-    def _tiled_trial(self, layout: Layout, direction: Direction) -> _Trial:
-        """Return the fastest of the tilings, and of the blocks of their grid at rows' owners.
+    def _trials(self, layout: Layout, direction: Direction) -> list[_Trial]:
+        """Return the tilings, and the blocks of their grid at rows' owners.
 
         The public code's tiling is among them: its fixed blocks leave a search less to find, so
         that it can end with more within its time.
@@ -254,7 +267,7 @@ class _Scene:
         if not self.mode.published:
             rows = row_owner(tilings[0].allocation.queries, tilings[0].allocation.keys)
             trials.append(self._timed(layout.order, direction, rows, None))
-        return min(trials, key=lambda trial: trial.seconds)
+        return trials
 
     def _timed(
         self,
@@ -316,19 +329,23 @@ class _Scene:
         return seconds_of(self.machine, plan)
 
     def _finished(self, trial: _Trial) -> Planned:
-        """Fuse and schedule a trial, and report on all levels."""
+        """Fuse and schedule a trial, and report on all levels.
+
+        Late transfers, or all of it, are left out where a calibration knows better.
+        """
         mode = self.mode
         finish = as_published if mode.published else shortest
         bare = Made(plan=trial.plan, seconds=trial.seconds)
         made = finish(bare, self.machine, mode.levels, mode.seconds)
         report = {**_reported(trial), **made.said, "makespan_s": made.seconds}
-        late = Level.SCHEDULE in mode.levels and not mode.published
-        return Planned(plan=self._late(made.plan) if late else made.plan, report=report)
-
-    def _late(self, plan: Plan) -> Plan:
-        """Return a schedule with its transfers posted late, unless a calibration knows better."""
-        late = posted_late(plan, self.machine)
-        return late if self.judge is None else min(late, plan, key=self.judge)
+        found = Planned(plan=made.plan, report=report)
+        if mode.published or Level.SCHEDULE not in mode.levels:
+            return found
+        late = replace(found, plan=posted_late(made.plan, self.machine))
+        if self.judge is None:
+            return late
+        judge = self.judge
+        return min(late, found, _as_it_is(trial), key=lambda each: judge(each.plan))
 
 
 def _no_slower(one: _Pair, other: _Pair) -> bool:

@@ -26,6 +26,7 @@ from harness.verify import verify
 from patterns import make_pattern
 from strategies import strategy
 from strategies.ultraattn import strategy as module
+from strategies.ultraattn.planner import Mode, plan_both
 from tests.harness.numeric import table_pattern, wrong
 from tests.support import problem
 
@@ -229,6 +230,27 @@ def test_a_calibrated_cluster_judges_by_all_that_it_knows(pattern: str) -> None:
         ]
         assert context.evaluate(taken[index]) <= 1.01 * min(seconds_of_rings)
         assert context.evaluate(own[index]) <= 1.01 * context.evaluate(owners[index])
+
+
+def test_what_a_calibration_likes_best_is_tried_beside_what_the_timeline_does() -> None:
+    """One head over long rows: there a tiling's kernels fill the GPU in whole waves, or do not."""
+    p, context = usual("global_local", 8, 524288, 1, 1), context_on(cluster("h100-hamming"))
+    assert context.evaluate is not None
+    own, published = (
+        sum(map(context.evaluate, both(text, p, context)))
+        for text in (f"ultraattn:{QUICK}", f"ultraattn-paper:{QUICK}")
+    )
+    assert own < 1.1 * published
+
+
+def test_a_plan_stays_as_it_is_where_a_calibration_likes_it_best() -> None:
+    p, context = usual("streaming", 8, 8192, 6, 2), context_on(cluster("h100-hamming"))
+    apart = replace(context, evaluate=lambda plan: 1 / len(plan.tasks))
+    mode = Mode(levels=frozenset(Level), seconds=0.02)
+    left = plan_both(p, mode, apart)
+    assert all(each.report["refined"] is False for each in left.values())
+    joined = plan_both(p, mode, replace(context, evaluate=lambda plan: float(len(plan.tasks))))
+    assert all(len(joined[d].plan.tasks) < len(left[d].plan.tasks) for d in Direction)
 
 
 def test_ranks_that_take_turns_keep_their_rows_where_balance_gains_nothing() -> None:
