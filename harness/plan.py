@@ -555,12 +555,18 @@ class Plan:
         return {}
 
     def rows(self, piece: Piece, chunks: Sequence[int]) -> tuple[int, int]:
-        """Half-open rows that consecutive chunks of a piece take in a tensor shaped as it."""
+        """Half-open rows that chunks side by side in a piece take in a tensor shaped as it.
+
+        Raises:
+            ValueError: Others of the piece lie between them, or they are not of it.
+        """
         key = (piece.tensor, piece.chunks, tuple(chunks))
         found = self._rows.get(key)
         if found is None:
-            before = piece.chunks[: piece.chunks.index(chunks[0])]
-            first = self.tokens(piece._replace(chunks=before))
+            at = piece.chunks.index(chunks[0])
+            if piece.chunks[at : at + len(chunks)] != key[2]:
+                raise ValueError(f"chunks {key[2]} are not side by side in {piece}")
+            first = self.tokens(piece._replace(chunks=piece.chunks[:at]))
             found = (first, first + self.tokens(piece._replace(chunks=key[2])))
             self._rows[key] = found
         return found

@@ -284,6 +284,8 @@ def test_rows_of_chunks_follow_the_order_of_their_piece() -> None:
         assert plan.rows(piece, (0, 1)) == (3, 10)
         assert plan.rows(piece, (1,)) == (5, 10)
         assert plan.rows(piece._replace(chunks=(0, 1, 2)), (1,)) == (2, 7)
+        with pytest.raises(ValueError, match=r"\(2, 1\) are not side by side"):
+            plan.rows(piece, (2, 1))
 
 
 def test_flops_of_products() -> None:
