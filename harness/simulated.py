@@ -28,7 +28,8 @@ from harness.simulate import simulate
 from harness.sizes import problem_flops, traffic
 from harness.skeleton import calls_on
 from harness.streams import work_of
-from harness.structure import Structure, planned_at, searches, structure_of
+from harness.structure import Structure, planned_at, searches
+from harness.structure_cache import structure_of
 from harness.verify import verify
 from harness.workers import spread
 from strategies import strategy

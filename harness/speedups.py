@@ -26,7 +26,7 @@ from harness.measured import Case, predict
 from harness.predict import ULTRA
 from harness.predicted import pricer
 from harness.problem import Direction, Dtype
-from harness.structure import structure_of
+from harness.structure_cache import structure_of
 from harness.workers import spread
 
 BOTH = "both"

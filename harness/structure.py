@@ -4,32 +4,20 @@ Two problems that differ only in the number of tokens have the same tasks if the
 them: full, causal, and tables of blocks do, a window of so many tokens does not. Times, bytes and
 memory at a larger size then follow from the small plan, exactly but for diagonals, whose share of
 an area is larger in a small plan: by less than 0.1 % at 1024 tokens a chunk.
-
-Structures are kept in a folder, by a hash of the problem and of the code that plans, so a sweep
-need not plan again what an earlier one has planned.
 """
 
-import hashlib
-import pickle
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from harness.balance import imbalance_lockstep, imbalance_total
-from harness.caching import keep, kept_by_this_code
 from harness.calibration import Calibration
-from harness.cluster import Runtime, cluster
 from harness.config import Config
-from harness.contexts import context_on
 from harness.memory import peaks
 from harness.plan import Plan, Scope, legs_of
 from harness.predicted import skeleton_on
 from harness.residency import Program
 from harness.sizes import leg_bytes, traffic
 from harness.skeleton import Skeleton
-from harness.strategy import Context
-from harness.verify import verify
 from patterns import make_pattern
 from patterns.pattern import Pattern
 from strategies import strategy
@@ -162,47 +150,3 @@ def _scales(small: Pattern, large: Pattern) -> bool:
 
 def _times(bound: int | None, factor: int) -> int | None:
     return None if bound is None else bound * factor
-
-
-def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> Structure:
-    """Plan and prove a cell, or read what an earlier run made of it.
-
-    Args:
-        config: As `planned_at` gave it.
-        fitted: Its cluster.
-        folder: Where structures are kept; None keeps none.
-
-    Raises:
-        UnsupportedError: The strategy cannot do this problem.
-    """
-    name = f"{_key(config, fitted)}.pickle"
-    kept = None if folder is None else _unpacked(kept_by_this_code(folder, name))
-    if kept is not None:
-        return kept
-    context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
-    if searches(config) and config.cluster is not None:
-        context = context_on(cluster(config.cluster))
-    plan = strategy(config.strategy).plan(config.problem, config.direction, context)
-    made = structure(verify(plan), fitted, eager=config.runtime is Runtime.EAGER)
-    if folder is not None:
-        keep(folder, name, zlib.compress(pickle.dumps(made, protocol=5), 1))
-    return made
-
-
-def _key(config: Config, fitted: Calibration) -> str:
-    """Of all that decides a structure: for most strategies not the cluster's speeds."""
-    sheet = fitted.hardware
-    place = (sheet.gpus_per_node, fitted.on_gpus, sheet.cores is None)
-    plain = config if searches(config) else replace(config, cluster=None)
-    return hashlib.sha256(repr((plain.hash, place)).encode()).hexdigest()[:24]
-
-
-def _unpacked(content: bytes | None) -> Structure | None:
-    """What was kept; None if it cannot be read."""
-    if content is None:
-        return None
-    try:
-        kept = pickle.loads(zlib.decompress(content))  # the user's own cache
-    except (zlib.error, pickle.PickleError, EOFError, AttributeError, TypeError):
-        return None
-    return kept if isinstance(kept, Structure) else None

@@ -1,5 +1,6 @@
 """The project as a whole: its files name no machine, its versions agree, its imports do no work."""
 
+import ast
 import os
 import re
 import subprocess
@@ -29,6 +30,13 @@ REGISTRY_HOST = re.compile(
         )
     )
 )
+
+# What such a module reads can run any code. Ranks that a launcher started send one another jobs
+# and their answers, as `multiprocessing` does; nothing of that is kept.
+RUNS_WHAT_IT_READS = frozenset(
+    ("cloudpickle", "cPickle", "dill", "_pickle", "jsonpickle", "marshal", "pickle", "shelve")
+)
+SENDS_FUNCTIONS = {"harness/launch.py": {"pickle"}}
 
 # Imports sys.argv[1] where flash_attn cannot be imported, and prints each trace that it left.
 # Warning filters are not looked at: importing numpy changes them.
@@ -135,6 +143,27 @@ def test_importing_a_package_does_no_work(package: str, tmp_path: Path) -> None:
     assert probe.stderr == ""
     left = set(probe.stdout.splitlines())
     assert left <= (set() if package in TORCH_FREE else {"torch"})
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level names of all modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def test_nothing_is_read_in_a_form_that_can_run_code() -> None:
+    found: dict[str, set[str]] = {}
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    assert len(files) > 100
+    for path in files:
+        if unsafe := imported(ast.parse(path.read_text())) & RUNS_WHAT_IT_READS:
+            found[path.relative_to(ROOT).as_posix()] = unsafe
+    assert found == SENDS_FUNCTIONS
 
 
 def readme_commands() -> list[list[str]]:

@@ -15,7 +15,8 @@ from harness.residency import Program
 from harness.simulate import simulate
 from harness.simulated import simulate_cell
 from harness.strategy import Context
-from harness.structure import planned_at, structure, structure_of
+from harness.structure import planned_at, structure
+from harness.structure_cache import structure_of
 from harness.trace import Stream
 from harness.verify import verify
 from strategies import strategy
@@ -109,7 +110,7 @@ def test_a_plan_of_one_length_gives_the_times_and_bytes_of_longer_ones(
     time_s = pricer(cell.problem, cell.direction, H800, eager=False).seconds_of(large.shape)
     assert record["time_s"] == pytest.approx(time_s, rel=2e-3)
     assert record["imbalance"] == pytest.approx(large.imbalance, rel=2e-3)
-    kept = list(tmp_path.rglob("*.pickle"))
+    kept = list(tmp_path.rglob("*.json.z"))
     assert len(kept) == 1
     again = simulate_cell(replace(cell, seqlen_q=131072, seqlen_kv=131072), {}, folder=tmp_path)
     assert again["plan_hash"] == record["plan_hash"]
