@@ -88,7 +88,7 @@ def test_ranks_on_one_core_take_the_sum_of_their_work(name: str, direction: Dire
 def test_what_is_kept_of_a_plan_folds_nothing_where_ranks_share_cores(tmp_path: Path) -> None:
     fitted = calibration("local-cpu")
     apart = replace(fitted, hardware=CORELESS)
-    cell = planned_at(replace(CELL, pattern="full", cluster=None))
+    cell = planned_at(replace(CELL, strategy="allgather", pattern="full", cluster=None))
     folded, whole = (len(structure_of(cell, f, tmp_path).shape.parts) for f in (apart, fitted))
     assert folded < whole
 
