@@ -14,6 +14,7 @@ from strategies.ultraattn.account import Cells, Instance, Line, account
 from strategies.ultraattn.bounds import least_volume, lower_bound, reach
 from strategies.ultraattn.branch import Tree
 from strategies.ultraattn.coarse import coarsened, refined
+from strategies.ultraattn.crowd import Crowd
 from strategies.ultraattn.partition import MOST_BLOCKS, enumerate_columns, refute
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.search import Assignment, Best, Search, better, cells_of_blocks, judged
@@ -29,6 +30,8 @@ _NO_ROOM = (
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
 _WALKS = 4  # times as long as a try of a proof, which seldom ends where a walk is needed
 _HOPELESS = 600  # blocks x devices beyond which the solver has never ended; a walk has the time
+_LONG_S = 60.0  # budget from which a crowd has the time to cool once, in its share
+_CROWD = 0.75  # of a long budget, after the walk
 _COARSE = 0.25  # share of the time that goes to a coarser instance first
 _VOLUME = 0.2  # share of the time that goes to the volume
 
@@ -83,7 +86,8 @@ def assign(
         given: Assignments to start from.
     """
     start = time.process_time()
-    end = start + (max(seconds, PROOF_S) if prove else seconds)
+    budget = max(seconds, PROOF_S) if prove else seconds
+    end = start + budget
     if instance.cap * instance.devices < instance.total:
         raise ValueError(_NO_ROOM.format(instance=instance))
     grain = _grain(instance)
@@ -97,10 +101,11 @@ def assign(
     if search.best is None:
         raise ValueError(_NO_ROOM.format(instance=instance))
     best = search.best
-    source, climbing, slice_s = "bound", True, _FIRST_S
-    decider = Decider(instance, seed)
+    source, climbing, slice_s, decider = "bound", True, _FIRST_S, Decider(instance, seed)
     walk = Walk(instance, seed, plans) if len(instance.blocks) > MOST_BLOCKS else None
     hopeless = walk is not None and len(instance.blocks) * instance.devices > _HOPELESS
+    crowd = Crowd(instance, seed, best) if hopeless and budget >= _LONG_S else None
+    late = end if crowd is None else end - _CROWD * budget
     while best.value > bound:
         if time.process_time() >= end:
             source = "budget"
@@ -110,13 +115,16 @@ def assign(
             bound, source = bound + grain, "proof"
             continue
         climbing = False
-        before, search.best = best.value, best
-        if walk is None:
-            search.run(end, bound)
-        else:
-            walk.best = best
-            walk.run(end if hopeless else min(end, time.process_time() + _WALKS * slice_s), bound)
-        best = better(best, search.best if walk is None else walk.best) or best
+        before = best.value
+        searcher: Search | Walk | Crowd = search if walk is None else walk
+        until = late
+        if crowd is not None and time.process_time() >= late:
+            searcher, until = crowd, end
+        elif walk is not None and not hopeless:
+            until = min(end, time.process_time() + _WALKS * slice_s)
+        searcher.best = best
+        searcher.run(until, bound)
+        best = better(best, searcher.best) or best
         if best.value == bound or best.value < before or hopeless:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)

@@ -133,6 +133,25 @@ class Chains:
         self._make(moves, accepted)
         return int(accepted[0]) + 1 if len(accepted) else looks
 
+    def resample(self, limit: Reals, price: Reals, volume_price: float, colder: float) -> None:
+        """Let chains of low penalty go on in the place of others, as a colder heat would have it.
+
+        Source: Hukushima and Iba, AIP Conference Proceedings 690, 2003: population annealing.
+
+        Args:
+            limit: As of `step`.
+            price: As of `step`.
+            volume_price: As of `step`.
+            colder: By how much 1 / heat rises.
+        """
+        penalty = self._penalty(self.flow, limit, price, volume_price).astype(np.float64)
+        share = np.cumsum(np.exp(-colder * (penalty - penalty.min())))
+        count = len(penalty)
+        places = (np.arange(count) + self.rng.random()) / count * share[-1]
+        kept = np.minimum(np.searchsorted(share, places), count - 1)
+        self.device, self.flow = self.device[kept], self.flow[kept]
+        self.row_count, self.column_count = self.row_count[kept], self.column_count[kept]
+
     def _moves(self, chain: Ints) -> "Moves":
         """Draw a move for each place of `chain`, in the chain that stands there."""
         t, n, m, rng = self.tables, self.n, len(chain), self.rng

@@ -262,25 +262,24 @@ def test_slower_optima_are_proved(
     assert (found.value, found.bound) == (value, value)
 
 
-_NOT_YET = pytest.mark.xfail(reason="the search finds a plan with more traffic", strict=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "devices", "value"),
+    ("name", "devices", "value", "seconds"),
     [
-        ("causal", 8, 14),
-        ("star", 8, 12),
-        pytest.param("streaming", 8, 11, marks=_NOT_YET),  # 12
-        ("global_local", 8, 9),
-        ("causal", 16, 12),
-        ("star", 16, 10),
-        ("streaming", 16, 9),
-        ("global_local", 16, 15),
+        ("causal", 8, 14, 30),
+        ("star", 8, 12, 30),
+        ("streaming", 8, 11, 60),  # a walk stays at 12; a crowd follows where there is time
+        ("global_local", 8, 9, 30),
+        ("causal", 16, 12, 30),
+        ("star", 16, 10, 30),
+        ("streaming", 16, 9, 30),
+        ("global_local", 16, 15, 30),
     ],
 )
-def test_large_grids_reach_the_best_known_values(name: str, devices: int, value: int) -> None:
+def test_large_grids_reach_the_best_known_values(
+    name: str, devices: int, value: int, seconds: float
+) -> None:
     instance = case(name, 16, devices)
-    found = checked(instance, assign(instance, seconds=30))
+    found = checked(instance, assign(instance, seconds=seconds))
     assert found.value <= value
     assert found.bound >= 1
