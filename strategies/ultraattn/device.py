@@ -33,6 +33,11 @@ _HOPELESS = 600  # blocks x devices beyond which the solver has never ended; a w
 _LONG_S = 60.0  # budget from which a crowd has the time to cool once, in its share
 _CROWD = 0.75  # of a long budget, after the walk
 _COARSE = 0.25  # share of the time that goes to a coarser instance first
+_LOOK = 0.1  # share of the time that goes to a first search, unless a proof is asked for
+_CLIMB = (
+    0.5  # share of the time by which bounds are given up then: their programs take long to set up
+)
+_LEAST = 0.25  # share of the time that a search gets behind them, even if it is over
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 
@@ -93,28 +98,28 @@ def assign(
     grain = _grain(instance)
     bound = -(-lower_bound(instance) // grain) * grain
     if not instance.blocks:
-        best, source = Best(0, 0, ()), "bound"
-        return _assigned(instance, best, 0, start, source)
+        return _assigned(instance, Best(0, 0, ()), 0, start, "bound")
     starts = [*given, *_coarse_start(instance, _COARSE * seconds, seed)]
     plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in starts]
     search = Search(instance, seed, plans)
     if search.best is None:
         raise ValueError(_NO_ROOM.format(instance=instance))
     best = search.best
-    source, climbing, slice_s, decider = "bound", True, _FIRST_S, Decider(instance, seed)
+    slice_s, decider = _FIRST_S, Decider(instance, seed)
     walk = Walk(instance, seed, plans) if len(instance.blocks) > MOST_BLOCKS else None
     hopeless = walk is not None and len(instance.blocks) * instance.devices > _HOPELESS
     crowd = Crowd(instance, seed, best) if hopeless and budget >= _LONG_S else None
+    if walk is None and not prove:
+        best = _searched(search, best, start + _LOOK * budget, bound)
+    top = end if prove else start + _CLIMB * budget
+    bound, source = _climbed(instance, bound, grain, best.value, top)
+    if walk is None:
+        end = max(end, time.process_time() + _LEAST * budget)
     late = end if crowd is None else end - _CROWD * budget
     while best.value > bound:
         if time.process_time() >= end:
             source = "budget"
             break
-        # from below, as long as linear programs refute: then the search has the right target
-        if climbing and refute(instance, bound, end):
-            bound, source = bound + grain, "proof"
-            continue
-        climbing = False
         before = best.value
         searcher: Search | Walk | Crowd = search if walk is None else walk
         until = late
@@ -122,9 +127,7 @@ def assign(
             searcher, until = crowd, end
         elif walk is not None and not hopeless:
             until = min(end, time.process_time() + _WALKS * slice_s)
-        searcher.best = best
-        searcher.run(until, bound)
-        best = better(best, searcher.best) or best
+        best = _searched(searcher, best, until, bound)
         if best.value == bound or best.value < before or hopeless:
             continue  # as long as the search improves, it is cheaper than a proof
         slice_end = min(end, time.process_time() + slice_s)
@@ -137,6 +140,20 @@ def assign(
     share = max(_VOLUME * (time.process_time() - start), _LEAST_VOLUME_S[prove])
     best = _with_less_volume(search, best, min(end, time.process_time() + share))
     return _assigned(instance, best, bound, start, source)
+
+
+def _searched(searcher: Search | Walk | Crowd, best: Best, end: float, bound: int) -> Best:
+    searcher.best = best
+    searcher.run(end, bound)
+    return better(best, searcher.best) or best
+
+
+def _climbed(instance: Instance, bound: int, grain: int, most: int, end: float) -> tuple[int, str]:
+    """Raise a bound as long as linear programs refute it: the search has the right target then."""
+    source = "bound"
+    while bound < most and time.process_time() < end and refute(instance, bound, end):
+        bound, source = bound + grain, "proof"
+    return bound, source
 
 
 def _with_less_volume(search: Search, best: Best, end: float) -> Best:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.milp import Status
 from harness.problem import Direction
 from strategies.ultraattn import branch, partition
+from strategies.ultraattn import device as module
 from strategies.ultraattn.account import FORWARD, Instance, account, most, volume
 from strategies.ultraattn.bounds import lines_bound, lower_bound
 from strategies.ultraattn.cache import Cache, assign_cached
@@ -20,7 +21,7 @@ from strategies.ultraattn.device import Assigned, assign
 from strategies.ultraattn.grid import grid_of_table, instance_of
 from strategies.ultraattn.program import decide_by_blocks
 from strategies.ultraattn.published import logged
-from strategies.ultraattn.search import cells_of_blocks
+from strategies.ultraattn.search import Search, cells_of_blocks
 from tests.strategies.ultraattn.brute import optima, traffic
 from tests.strategies.ultraattn.examples import SEED, case, instances, table
 
@@ -165,6 +166,33 @@ def test_the_default_budget_is_kept() -> None:
     found = checked(instance, assign(instance))
     assert found.seconds < 2.6  # CPU seconds; SCIP looks at its clock between two steps
     assert found.value <= 16
+
+
+def test_a_search_gets_its_time_whatever_the_bounds_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that took a second left the blocks of a causal node as they were first put."""
+    instance = instance_of(grid_of_table(table("causal", 8)), 8, FORWARD)
+    found: list[tuple[str, float]] = []
+    run = Search.run
+
+    def slow(*of: float) -> bool:
+        while time.process_time() <= of[-1] + 0.2:  # a program is not cut off while it is set up
+            pass
+        found.append(("programs", time.process_time()))
+        return False
+
+    def noted(search: Search, end: float, *rest: int, **more: int) -> None:
+        found.append(("search", end - time.process_time()))
+        run(search, end, *rest, **more)
+
+    monkeypatch.setattr(module, "refute", slow)
+    monkeypatch.setattr(Search, "run", noted)
+    begin = time.process_time()
+    assert assign(instance, seconds=0.4).value < 20
+    first, second, third = found[:3]
+    assert (first[0], second[0], third[0]) == ("search", "programs", "search")
+    assert 0.0 < first[1] <= 0.04
+    assert second[1] - begin == pytest.approx(0.4, abs=0.1)  # half of the time, and what it overran
+    assert third[1] > 0.05
 
 
 def test_more_slack_never_costs() -> None:
