@@ -129,7 +129,8 @@ class Kernels:
             rows: Queries.
             columns: Keys.
             heads: Query heads times batch.
-            causal: Whether the mask is a triangle; rows and columns are then about equal.
+            causal: Whether the mask is a triangle: from the first row and column on, with rows
+                below it that meet every key; or, if keys are more, up to the last of both.
             density: Share of unmasked pairs of any other mask, spread evenly over rows.
             head_dim: Width of q, k and v.
             held_sms: SMs that something else holds throughout.
@@ -215,7 +216,8 @@ def _backward_s(kernels: Kernels, shape: _Shape) -> float:
         # The longest blocks come first, so the GPU stays full until the end, if it ever is.
         fixed = rate * fitted.diagonal_rows + fitted.block_s
         whole = kernels.whole_keys
-        lengths = [min(shape.rows, _whole((across - j) * height, whole)) for j in range(across)]
+        end = max(shape.rows, across * height)
+        lengths = [min(shape.rows, _whole(end - j * height, whole)) for j in range(across)]
         mean = rate * fitted.causal * sum(lengths) * shape.heads + blocks * fixed
         time = max(rate * fitted.causal * lengths[0] + fixed, mean / shape.sms)
     else:
@@ -249,7 +251,7 @@ def _triangle(
     """Keys of the blocks of one head, in the order of launch: rows first, then splits."""
     steps = -(-shape.columns // step)
     part = -(-steps // splits) * step
-    shift = shape.columns - shape.rows  # the diagonal ends in the lower right corner
+    shift = max(0, shape.columns - shape.rows)  # with more keys it ends in the lower right corner
     works = []
     for split in range(splits):
         first = split * part

@@ -12,6 +12,7 @@ runs in step becomes as small as one rank's part. `tests/harness/test_skeleton.p
 stay equal, to the bit, where both can be run.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from harness.plan import (
     Linear,
     Memory,
     Merge,
+    Mode,
     Piece,
     Plan,
     Tensor,
@@ -245,7 +247,7 @@ def skeleton(
                 parts.append(Part((rank * _STREAMS,), (rank,), after, need, index))
     problem = plan.problem
     if threaded:
-        parts = _in_turn(parts)
+        parts = _in_turn(parts, program)
     whole = _launched(_batched(parts)) if eager else parts
     alike = dict.fromkeys(range(problem.cp), 1)
     kept: Sequence[Part] = whole
@@ -260,19 +262,39 @@ def skeleton(
     return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
 
 
-def _in_turn(parts: Sequence[Part]) -> list[Part]:
-    """Let what moves wait for the kernels before it in the plan, at both ends.
+def _in_turn(parts: Sequence[Part], program: Program) -> list[Part]:
+    """Let each rank's thread go through the plan as the executor does (`execute`).
 
-    A thread in a kernel issues nothing until that returns.
+    In a kernel it issues nothing, so what moves waits for the kernels before it, at both ends. It
+    waits for a send before it frees what is sent, and for sends of copies before it sends again.
     """
     latest: dict[int, int] = {}
+    owed: defaultdict[int, set[int]] = defaultdict(set)  # by rank, what it must wait for by now
+    whole: defaultdict[int, set[int]] = defaultdict(set)  # by slab, sends from it
+    copied: defaultdict[int, set[int]] = defaultdict(set)  # by rank, sends from copies
     found = []
-    for index, part in enumerate(parts):
-        after = set(part.after)
-        if part.need.kind in ("transfer", "collective"):
-            after.update(latest[rank] for rank in part.peers or part.ranks if rank in latest)
-        elif part.ranks:
-            latest[part.ranks[0]] = index
+    for index, (part, step) in enumerate(zip(parts, program.steps, strict=True)):
+        after, ranks = set(part.after), part.peers or part.ranks
+        moves = part.need.kind in ("transfer", "collective")
+        sent = [access for access in step.accesses if moves and access.mode is not Mode.CREATE]
+        for rank in {access.place.rank for access in sent}:
+            owed[rank] |= copied.pop(rank, set())
+        for rank in ranks:
+            after |= owed[rank]
+            if moves:
+                after.update({latest[rank]} if rank in latest else ())
+            else:
+                latest[rank] = index
+                owed[rank].clear()
+        for access in sent:
+            first, *others = access.segments
+            slab = program.slabs[first.slab]
+            if others or (first.chunks, first.heads) != (slab.piece.chunks, slab.piece.heads):
+                copied[access.place.rank].add(index)
+            else:
+                whole[slab.id].add(index)
+        for freed in step.frees:
+            owed[program.slabs[freed].place.rank] |= whole.pop(freed, set())
         found.append(part._replace(after=tuple(sorted(after))))
     return found
 

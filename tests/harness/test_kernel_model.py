@@ -84,6 +84,14 @@ def test_a_causal_mask_halves_the_time_of_many_blocks() -> None:
         assert 0.5 < half / full < 0.53
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_rows_below_a_triangle_meet_every_key(direction: Direction) -> None:
+    """As `lower` makes calls: the diagonal begins in the first row and column."""
+    triangle = us(direction, 25600, 25600, 8, causal=True)
+    below = us(direction, 51200, 25600, 8)
+    assert us(direction, 76800, 25600, 8, causal=True) == pytest.approx(triangle + below, rel=0.02)
+
+
 def test_two_causal_blocks_on_an_sm_share_it_until_the_shorter_ends() -> None:
     kernels = replace(KERNELS, sms=1)
     # 2 us and 4 us of work: both at half speed until 4 us, the rest of 2 us alone at 0.8.
