@@ -121,6 +121,7 @@ class Kernels:
         head_dim: int = 128,
         held_sms: int = 0,
         delta_given: bool = False,
+        from_first: bool = True,
     ) -> float:
         """Time one call.
 
@@ -129,17 +130,21 @@ class Kernels:
             rows: Queries.
             columns: Keys.
             heads: Query heads times batch.
-            causal: Whether the mask is a triangle: from the first row and column on, with rows
-                below it that meet every key; or, if keys are more, up to the last of both.
+            causal: Whether the mask is a triangle; if keys are more, up to the last row and column.
             density: Share of unmasked pairs of any other mask, spread evenly over rows.
             head_dim: Width of q, k and v.
             held_sms: SMs that something else holds throughout.
             delta_given: Backward, whether delta is an input rather than out.
+            from_first: If rows are more, whether a triangle begins in the first row and column, so
+                that rows below it meet every key; else it ends in the last ones, as flash-attn has
+                it, and rows above it meet none.
         """
         if not rows or not columns or not heads or not density:
             return 0.0
         sms = max(1, self.sms - held_sms)
-        shape = _Shape(rows, columns, heads, causal, density, head_dim, sms, delta_given)
+        shape = _Shape(
+            rows, columns, heads, causal, density, head_dim, sms, delta_given, from_first
+        )
         time = _forward_s if direction is Direction.FORWARD else _backward_s
         even = rows % self.block_rows == 0 and columns % _STEP == 0
         return time(self, shape) * (1 if even else self.uneven)
@@ -173,6 +178,7 @@ class _Shape:
     head_dim: int
     sms: int  # free ones
     delta_given: bool
+    from_first: bool
 
 
 @lru_cache(maxsize=65536)
@@ -216,7 +222,7 @@ def _backward_s(kernels: Kernels, shape: _Shape) -> float:
         # The longest blocks come first, so the GPU stays full until the end, if it ever is.
         fixed = rate * fitted.diagonal_rows + fitted.block_s
         whole = kernels.whole_keys
-        end = max(shape.rows, across * height)
+        end = max(shape.rows if shape.from_first else 0, across * height)
         lengths = [min(shape.rows, _whole(end - j * height, whole)) for j in range(across)]
         mean = rate * fitted.causal * sum(lengths) * shape.heads + blocks * fixed
         time = max(rate * fitted.causal * lengths[0] + fixed, mean / shape.sms)
@@ -251,7 +257,9 @@ def _triangle(
     """Keys of the blocks of one head, in the order of launch: rows first, then splits."""
     steps = -(-shape.columns // step)
     part = -(-steps // splits) * step
-    shift = max(0, shape.columns - shape.rows)  # with more keys it ends in the lower right corner
+    shift = shape.columns - shape.rows  # the diagonal ends in the lower right corner
+    if shape.from_first:
+        shift = max(0, shift)
     works = []
     for split in range(splits):
         first = split * part

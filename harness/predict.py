@@ -278,6 +278,8 @@ class Pricer:
             held_sms=held_sms,
             # Eager torch gives out, whatever a plan would have it read.
             delta_given=self.convention.delta_given or (delta and not self.convention.eager),
+            # A square call of a plan that is priced for more queries than keys is flash-attn's.
+            from_first=call.rows > call.columns,
         )
 
     def wave_s(self, kernels: Kernels, call: Call, way: Direction) -> float:

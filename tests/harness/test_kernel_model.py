@@ -90,6 +90,9 @@ def test_rows_below_a_triangle_meet_every_key(direction: Direction) -> None:
     triangle = us(direction, 25600, 25600, 8, causal=True)
     below = us(direction, 51200, 25600, 8)
     assert us(direction, 76800, 25600, 8, causal=True) == pytest.approx(triangle + below, rel=0.02)
+    # flash-attn's ends in the last row and column: the rows above it meet no key.
+    above = us(direction, 76800, 25600, 8, causal=True, from_first=False)
+    assert above == pytest.approx(triangle, rel=0.05)
 
 
 def test_two_causal_blocks_on_an_sm_share_it_until_the_shorter_ends() -> None:
