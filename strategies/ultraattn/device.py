@@ -34,10 +34,8 @@ _LONG_S = 60.0  # budget from which a crowd has the time to cool once, in its sh
 _CROWD = 0.75  # of a long budget, after the walk
 _COARSE = 0.25  # share of the time that goes to a coarser instance first
 _LOOK = 0.1  # share of the time that goes to a first search, unless a proof is asked for
-_CLIMB = (
-    0.5  # share of the time by which bounds are given up then: their programs take long to set up
-)
-_LEAST = 0.25  # share of the time that a search gets behind them, even if it is over
+_CLIMB = 0.5  # share of the time by which bounds are given up then
+_LEAST = 0.25  # share of the time that a search gets behind them, which may take all to set up
 _VOLUME = 0.2  # share of the time that goes to the volume
 
 

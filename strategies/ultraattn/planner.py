@@ -143,7 +143,7 @@ class _Scene:
         self.problem = problem
         self.mode = mode
         self.machine = machine
-        self.judge = judge
+        self.judge = judge and _once(judge)
         self.cache = Cache(cache_folder() / "tiles")
         self.shape = shape
         self.inside_speed = machine.nvlink.bandwidth_bytes_per_s / machine.nic.bandwidth_bytes_per_s
@@ -191,13 +191,11 @@ class _Scene:
         times, simple = list(map(self._judged, found)), list(map(self._judged, plain))
         least = fastest(simple)
         if self.judge is not None:
-            at = min(range(len(plain)), key=lambda index: _total(simple[index]))
-            rows: _Plans = {direction: _as_it_is(trial) for direction, trial in plain[at].items()}
-            more = [(rows, simple[at])]
+            rows = plain[min(range(len(plain)), key=lambda index: _total(simple[index]))]
+            more = [{direction: _as_it_is(trial) for direction, trial in rows.items()}]
             if not any(is_fair(each, least) for each in times):
-                refined = self._refined(plain[at])
-                more.append(_faster(more[0], (refined, self._judged(refined))))
-            found, times = [*found, *(p for p, _ in more)], [*times, *(t for _, t in more)]
+                more.append(_faster(more[0], self._refined(rows), self.judge))
+            found, times = [*found, *more], [*times, *map(self._judged, more)]
         return found[min(fair(times, least), key=lambda index: _total(times[index]))]
 
     def _judged(self, both: Mapping[Direction, Planned] | _Pair) -> Times:
@@ -360,10 +358,21 @@ def _times(both: Mapping[Direction, Planned] | _Pair) -> Times:
     return {direction: each.seconds for direction, each in both.items()}
 
 
-def _faster(one: tuple[_Plans, Times], other: tuple[_Plans, Times]) -> tuple[_Plans, Times]:
-    """Return of each direction the plan that takes less time, and the times."""
-    best = {d: min(one, other, key=lambda each: each[1][d]) for d in Direction}
-    return {d: best[d][0][d] for d in Direction}, {d: best[d][1][d] for d in Direction}
+def _once(judge: Callable[[Plan], float]) -> Callable[[Plan], float]:
+    """Judge each plan once: a judgement is a proof and a simulation."""
+    known: dict[int, tuple[Plan, float]] = {}  # by identity, of plans that are held here
+
+    def judged(plan: Plan) -> float:
+        if id(plan) not in known:
+            known[id(plan)] = plan, judge(plan)
+        return known[id(plan)][1]
+
+    return judged
+
+
+def _faster(one: _Plans, other: _Plans, judge: Callable[[Plan], float]) -> _Plans:
+    """Return of each direction the plan that takes less time."""
+    return {d: min(one[d], other[d], key=lambda each: judge(each.plan)) for d in Direction}
 
 
 def _as_it_is(trial: _Trial) -> Planned:

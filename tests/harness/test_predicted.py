@@ -10,15 +10,17 @@ from harness.cluster import Runtime, cluster
 from harness.config import Config, Where
 from harness.effects import ALL, Effect
 from harness.predicted import lower_bound_s, pricer, skeleton_on, trust
-from harness.problem import Direction, Dtype
+from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
 from harness.simulate import simulate
 from harness.simulated import simulate_cell
+from harness.skeleton import Call
 from harness.strategy import Context
 from harness.structure import planned_at, structure
 from harness.structure_cache import structure_of
 from harness.trace import Stream
 from harness.verify import verify
+from patterns import make_pattern
 from strategies import strategy
 
 H800 = calibration("h800")
@@ -264,3 +266,20 @@ def test_a_plan_of_unequal_work_is_bound_by_its_busiest_rank(tmp_path: Path) -> 
     times = [record[name] for name in ("bound_s", "plan_bound_s", "time_s")]
     assert times == sorted(times)
     assert record["plan_bound_s"] > 1.5 * record["bound_s"]
+
+
+def test_a_square_causal_call_at_more_queries_than_keys_is_flash_attns() -> None:
+    """Its diagonal ends in the last row and column; that of a plan's own tall call begins both."""
+    kernels = calibration("a100").kernels
+    problem = Problem(
+        pattern=make_pattern("causal", 6144), heads_q=3, heads_kv=1, head_dim=128, cp=2
+    )
+    prices = pricer(problem, Direction.FORWARD, calibration("a100"), eager=True)
+    square, tall = Call(2048, 2048, 3, True, 1.0), Call(6144, 2048, 3, True, 1.0)
+    ended, begun = (
+        kernels.seconds(Direction.FORWARD, 6144, 2048, 3, causal=True, from_first=first)
+        for first in (False, True)
+    )
+    assert replace(prices, scale_q=3.0, heads=1).call_s(kernels, square, 0) == ended
+    assert replace(prices, scale_q=1.0, heads=1).call_s(kernels, tall, 0) == begun
+    assert ended < 0.5 * begun
