@@ -51,7 +51,7 @@ class Figures:
         merge: Per bytes of partial results, a merge.
         copy: Per bytes.
         linear_flops_per_s: Of a large matrix product.
-        precision: Per precision, one kernel call.
+        precision: Per precision, one kernel call; float16 has no peak of its own.
         one_way: Per message size.
         both_ways: Per message size.
         exchange: Per bytes that a rank receives, an all-to-all of all ranks.
@@ -264,8 +264,10 @@ def sources_of(date: str) -> dict[str, str]:
         "hardware": f"Source: this machine's system, {date}",
         **{
             f"hardware.{name}": f"Source: matrix products and kernels {here}"
-            for name in ("flops_per_s", "flops_per_s_float32", "flops_per_s_float64")
+            for name in ("flops_per_s_float32", "flops_per_s_float64")
         },
+        "hardware.flops_per_s": f"Source: that of float32 and a bfloat16 kernel {here}; "
+        "float16 was not measured",
         "hardware.gpus_per_node": f"Source: chosen, ranks are processes and take turns, {date}",
         "hardware.host_bytes_per_s": f"Source: copies {here}",
         "kernels": f"Source: copies {here}",
