@@ -14,21 +14,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("patterns", "strategies", "harness")
 TORCH_FREE = ("patterns", "strategies")
 
-# Joined here, so that this file does not contain what it looks for.
-MACHINE_PATH = re.compile(
-    r"(?<![\w.*-])/(?:" + "|".join(("work", "farm", "root", "home", "Users")) + r")/"
-)
+# Neither finds itself: a host's dot is escaped here, and no folder's name stands between slashes.
+MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|farm|root|home|Users)/")
 REGISTRY_HOST = re.compile(
-    "|".join(
-        re.escape(".".join(parts))
-        for parts in (
-            ("pypi", "org"),
-            ("pythonhosted", "org"),
-            ("registry", "npmjs"),
-            ("deb", "debian"),
-            ("download", "pytorch"),
-        )
-    )
+    r"pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|download\.pytorch"
 )
 
 # What such a module reads can run any code. Ranks that a launcher started send one another jobs
