@@ -143,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
     cells = [_placed(cell, args.launch) for cell in _cells(args)]
     if args.dry_run:
         return _dry_run(args, cells)
+    asked = {cell.hash for cell in cells}
     folder = args.output or Path("results") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     with ResultFolder(folder) as results:
         if results.records and not args.resume:
@@ -151,12 +152,11 @@ def run(args: argparse.Namespace) -> int:
                 "give --resume to go on from them, or name another"
             )
         known(results.records, folder)
-        _say_if_other(cells, results.records, folder)
+        _say_if_other(asked, results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
         finally:  # what is done is done, also if Ctrl-C ends it here
             records = in_order(cells, results.records)
-            asked = {cell.hash for cell in cells}
             others = [each for each in latest(results.records) if each["config_hash"] not in asked]
             write_summaries(folder, [*records, *others])
     if args.json:
@@ -173,12 +173,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
 
 
-def _say_if_other(cells: Sequence[Config], records: Sequence[Record], folder: Path) -> None:
+def _say_if_other(asked: set[str], records: Sequence[Record], folder: Path) -> None:
     """Say that a folder has none of the cells: flags of its own sweep may have been left out."""
-    asked = {cell.hash for cell in cells}
     if records and not any(entry["config_hash"] in asked for entry in records):
         print(
-            f"note: none of the {len(records)} records in {folder} is of the {len(cells)} cells "
+            f"note: none of the {len(records)} records in {folder} is of the {len(asked)} cells "
             "asked for; to go on with its own sweep, repeat the flags of that",
             file=sys.stderr,
         )
