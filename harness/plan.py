@@ -701,7 +701,7 @@ def _residents(raw: list[list[list[object]]]) -> tuple[Resident, ...]:
     return tuple(Resident(_place(place), _piece(piece)) for place, piece in raw)
 
 
-def _read_task(raw: list) -> Task:  # type: ignore[type-arg]  # JSON
+def _read_task(raw: list[Any]) -> Task:
     kind, *rest, after = raw
     edges = tuple(after)
     match kind:

@@ -25,7 +25,7 @@ def test_b028_keys_of_the_first_step_in_every_step_are_seen(
     p = problem("full", 64, (2, 2), dims=(16, 16), batch=1, dtype=Dtype.FLOAT32, cp=2)
     real, first = kernels.attend_backward, {}
 
-    def stale(*args):  # noqa: ANN002, ANN202  # as the kernel
+    def stale(*args: object) -> tuple[torch.Tensor, ...]:
         dout, q, k, v, *rest = args
         k, v = first.setdefault(q.data_ptr(), (k, v)) if q.shape == k.shape else (k, v)
         return real(dout, q, k, v, *rest)

@@ -49,7 +49,7 @@ def test_b052_an_lse_in_base_2_is_seen(strategy: str, monkeypatch: pytest.Monkey
     real = kernels.attend
     assert wrong(p, strategy) == ""
 
-    def base_2(*args):  # noqa: ANN002, ANN202  # as the kernel
+    def base_2(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = real(*args)
         return out, lse / math.log(2.0)
 
@@ -100,7 +100,7 @@ def test_s02_an_lse_that_is_zero_or_rounded_is_seen(
     real = kernels.attend
     assert wrong(p, "ring") == ""
 
-    def poor(*args):  # noqa: ANN002, ANN202  # as the kernel
+    def poor(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = real(*args)
         return out, torch.zeros_like(lse) if changed == "zero" else lse.bfloat16().to(lse.dtype)
 

@@ -126,7 +126,7 @@ def test_s01_a_causal_flag_that_is_lost_is_seen_in_either_direction(
     p = problem("causal", 23, (4, 2), cp=2)
     real = getattr(kernels, kernel)
 
-    def forgetful(*args):  # noqa: ANN002, ANN202  # as the kernel
+    def forgetful(*args: object) -> tuple[torch.Tensor, ...]:
         *tensors_, mask, scale = args
         if mask.kind is MaskKind.CAUSAL:
             mask = Mask(MaskKind.FULL, mask.q, mask.k)

@@ -66,7 +66,7 @@ def test_s08_a_dq_that_did_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem("causal", 37, (4, 2), dims=(16, 16), dtype=Dtype.FLOAT16, cp=1)
     real = kernels.attend_backward
 
-    def rounded(*args):  # noqa: ANN002, ANN202  # as the kernel
+    def rounded(*args: object) -> tuple[torch.Tensor, ...]:
         dq, dk, dv = real(*args)
         return dq.bfloat16().to(dq.dtype), dk, dv
 

@@ -75,7 +75,7 @@ def small() -> Structure:
     return structure(program("zigzag", Direction.FORWARD), TWO_NODES, eager=True)
 
 
-def text(content: bytes) -> Any:  # noqa: ANN401  # whatever JSON says
+def text(content: bytes) -> Any:  # noqa: ANN401  # whatever JSON has
     return json.loads(zlib.decompress(content))
 
 
@@ -165,7 +165,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing() -> None:
     assert refused > 0.99 * 8 * len(content)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:  # noqa: ANN401
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:  # noqa: ANN401  # as above
     """Everything in a JSON text, each behind its path."""
     yield path, value
     if isinstance(value, dict | list):
@@ -173,7 +173,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
             yield from places(value[key], (*path, key))
 
 
-def changed(value: Any, path: tuple[Any, ...], other: object) -> Any:  # noqa: ANN401
+def changed(value: Any, path: tuple[Any, ...], other: object) -> Any:  # noqa: ANN401  # as above
     """A JSON text with something else at a place."""
     if not path:
         return other
@@ -287,7 +287,7 @@ def test_a_damaged_file_is_planned_anew_and_mended(
 ) -> None:
     proofs = []
 
-    def proved(*args: Any) -> Program:  # noqa: ANN401  # as verify takes them
+    def proved(*args: object) -> Program:
         proofs.append(args)
         return verify(*args)
 

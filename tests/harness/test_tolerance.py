@@ -97,7 +97,7 @@ def run_in_parts(p: Problem, *, causal: bool, bug: str = "") -> dict[str, Tensor
     dk, dv = [], []
     for step, ((k, v), mask) in enumerate(zip(parts, masks, strict=True)):
         if bug == "stale KV" and step == 2:
-            k, v = parts[1]  # noqa: PLW2901  the buffer still holds the part before
+            k, v = parts[1]  # noqa: PLW2901  # the buffer still holds the part before
         own = (*attend(q, k, v, mask, SCALE),) if bug == "lse of the part alone" else (out, lse)
         grads = attend_backward(dout, q, k, v, *own, mask, SCALE)
         dq += grads[0]

@@ -56,7 +56,7 @@ def sampler(call: Callable[[], object]) -> list[float]:
     return [0.001 * n for n in range(1, gpu_check.ITERATIONS + 1)]
 
 
-def examined(path: Path, **settings: Any) -> Any:  # noqa: ANN401
+def examined(path: Path, **settings: object) -> Any:  # noqa: ANN401  # of a script that no package has
     return gpu_check.Examination({"name": "Card"}, CPU, path, sampler=sampler, **settings)
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -124,7 +124,7 @@ def test_a_folder_with_records_is_only_written_to_when_resuming(
 def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness import simulated
 
-    def fail(*_: object) -> Any:  # noqa: ANN401  # it never returns
+    def fail(*_: object) -> NoReturn:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
