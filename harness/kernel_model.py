@@ -121,7 +121,7 @@ class Kernels:
         head_dim: int = 128,
         held_sms: int = 0,
         delta_given: bool = False,
-        from_first: bool = True,
+        ends_last: bool = False,
     ) -> float:
         """Time one call.
 
@@ -135,16 +135,14 @@ class Kernels:
             head_dim: Width of q, k and v.
             held_sms: SMs that something else holds throughout.
             delta_given: Backward, whether delta is an input rather than out.
-            from_first: If rows are more, whether a triangle begins in the first row and column, so
-                that rows below it meet every key; else it ends in the last ones, as flash-attn has
-                it, and rows above it meet none.
+            ends_last: If rows are more, whether a triangle ends in the last row and column, as
+                flash-attn has it, so that rows above it meet no key; else it begins in the first
+                ones, as in plans here, and rows below it meet every key.
         """
         if not rows or not columns or not heads or not density:
             return 0.0
         sms = max(1, self.sms - held_sms)
-        shape = _Shape(
-            rows, columns, heads, causal, density, head_dim, sms, delta_given, from_first
-        )
+        shape = _Shape(rows, columns, heads, causal, density, head_dim, sms, delta_given, ends_last)
         time = _forward_s if direction is Direction.FORWARD else _backward_s
         even = rows % self.block_rows == 0 and columns % _STEP == 0
         return time(self, shape) * (1 if even else self.uneven)
@@ -178,7 +176,7 @@ class _Shape:
     head_dim: int
     sms: int  # free ones
     delta_given: bool
-    from_first: bool
+    ends_last: bool
 
 
 @lru_cache(maxsize=65536)
@@ -222,7 +220,7 @@ def _backward_s(kernels: Kernels, shape: _Shape) -> float:
         # The longest blocks come first, so the GPU stays full until the end, if it ever is.
         fixed = rate * fitted.diagonal_rows + fitted.block_s
         whole = kernels.whole_keys
-        end = max(shape.rows if shape.from_first else 0, across * height)
+        end = max(0 if shape.ends_last else shape.rows, across * height)
         lengths = [min(shape.rows, _whole(end - j * height, whole)) for j in range(across)]
         mean = rate * fitted.causal * sum(lengths) * shape.heads + blocks * fixed
         time = max(rate * fitted.causal * lengths[0] + fixed, mean / shape.sms)
@@ -258,7 +256,7 @@ def _triangle(
     steps = -(-shape.columns // step)
     part = -(-steps // splits) * step
     shift = shape.columns - shape.rows  # the diagonal ends in the lower right corner
-    if shape.from_first:
+    if not shape.ends_last:
         shift = max(0, shift)
     works = []
     for split in range(splits):

@@ -30,6 +30,8 @@ class Convention:
         delta_given: Whether backward kernels get delta rather than out.
         kernels_first: Whether a kernel is launched before a transfer that could start as well.
         apart: Whether each tensor is a message of its own, one after another.
+        ends_last: Whether a causal call's diagonal ends in its last row and column, as flash-attn's
+            does, and not where the plan has it; they differ where queries are more than keys.
     """
 
     plain_bytes: int = 2
@@ -40,6 +42,7 @@ class Convention:
     delta_given: bool = False
     kernels_first: bool = False
     apart: bool = False
+    ends_last: bool = False
 
 
 HARNESS = Convention()
@@ -278,8 +281,7 @@ class Pricer:
             held_sms=held_sms,
             # Eager torch gives out, whatever a plan would have it read.
             delta_given=self.convention.delta_given or (delta and not self.convention.eager),
-            # A square call of a plan that is priced for more queries than keys is flash-attn's.
-            from_first=call.rows > call.columns,
+            ends_last=self.convention.ends_last,
         )
 
     def wave_s(self, kernels: Kernels, call: Call, way: Direction) -> float:

@@ -91,7 +91,7 @@ def test_rows_below_a_triangle_meet_every_key(direction: Direction) -> None:
     below = us(direction, 51200, 25600, 8)
     assert us(direction, 76800, 25600, 8, causal=True) == pytest.approx(triangle + below, rel=0.02)
     # flash-attn's ends in the last row and column: the rows above it meet no key.
-    above = us(direction, 76800, 25600, 8, causal=True, from_first=False)
+    above = us(direction, 76800, 25600, 8, causal=True, ends_last=True)
     assert above == pytest.approx(triangle, rel=0.05)
 
 

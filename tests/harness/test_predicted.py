@@ -9,6 +9,7 @@ from harness.cell import Status
 from harness.cluster import Runtime, cluster
 from harness.config import Config, Where
 from harness.effects import ALL, Effect
+from harness.measured import Case, baseline_convention
 from harness.predicted import lower_bound_s, pricer, skeleton_on, trust
 from harness.problem import Direction, Dtype, Problem
 from harness.residency import Program
@@ -268,8 +269,10 @@ def test_a_plan_of_unequal_work_is_bound_by_its_busiest_rank(tmp_path: Path) -> 
     assert record["plan_bound_s"] > 1.5 * record["bound_s"]
 
 
-def test_a_square_causal_call_at_more_queries_than_keys_is_flash_attns() -> None:
-    """Its diagonal ends in the last row and column; that of a plan's own tall call begins both."""
+@pytest.mark.parametrize("label", ["ring", "zigzag", "stripe"])
+@pytest.mark.parametrize("way", Direction)
+def test_causal_calls_of_published_runs_are_flash_attns(label: str, way: Direction) -> None:
+    """Their diagonal ends in the last row and column; that of a plan's own call begins in both."""
     kernels = calibration("a100").kernels
     problem = Problem(
         pattern=make_pattern("causal", 6144),
@@ -279,12 +282,30 @@ def test_a_square_causal_call_at_more_queries_than_keys_is_flash_attns() -> None
         dtype=Dtype.BFLOAT16,
         cp=2,
     )
-    prices = pricer(problem, Direction.FORWARD, calibration("a100"), eager=True)
-    square, tall = Call(2048, 2048, 3, True, 1.0), Call(6144, 2048, 3, True, 1.0)
+    prices = pricer(problem, way, calibration("a100"), eager=True)
+    published = replace(prices, convention=baseline_convention(run(label, way)))
     ended, begun = (
-        kernels.seconds(Direction.FORWARD, 6144, 2048, 3, causal=True, from_first=first)
-        for first in (False, True)
+        kernels.seconds(way, 6144, 2048, 3, causal=True, ends_last=last) for last in (True, False)
     )
-    assert replace(prices, scale_q=3.0, heads=1).call_s(kernels, square, 0) == ended
-    assert replace(prices, scale_q=1.0, heads=1).call_s(kernels, tall, 0) == begun
+    tall = Call(6144, 2048, 3, True, 1.0)
+    assert replace(published, heads=1).call_s(kernels, tall, 0) == ended
+    assert replace(prices, heads=1).call_s(kernels, tall, 0) == begun
     assert ended < begun
+
+
+def run(label: str, way: Direction) -> Case:
+    return Case(
+        gpu="A100",
+        nodes=1,
+        gpus_per_node=4,
+        pattern="causal",
+        direction="fwd" if way is Direction.FORWARD else "bwd",
+        strategy=label,
+        heads=3,
+        seqlen_q=49152,
+        seqlen_kv=16384,
+        rows=0,
+        mode="normal",
+        measured_s=1.0,
+        author_s=None,
+    )
