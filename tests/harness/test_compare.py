@@ -90,6 +90,21 @@ def test_a_strategy_slowed_by_a_fifth_is_reported_and_only_that(seed: int) -> No
     assert len(backwards.changes) == 4
 
 
+@pytest.mark.parametrize(("count", "judged"), [(20, True), (19, False)])
+def test_a_stray_sample_counts_where_there_are_too_few_for_bands(count: int, judged: bool) -> None:
+    before, after = [1.0] * (count - 1) + [2.0], [1.5] * count
+    found = compare([entry(CONFIG, before)], [entry(CONFIG, after)])
+    assert [change.kind for change in found.changes] == [Kind.SLOWER] * judged
+    assert found.not_judged == ()
+
+
+@pytest.mark.parametrize(("count", "judged"), [(5, True), (4, False)])
+def test_fewer_than_5_samples_are_not_judged(count: int, judged: bool) -> None:
+    found = compare([entry(CONFIG, [1.0] * count)], [entry(CONFIG, [1.5] * count)])
+    assert [change.kind for change in found.changes] == [Kind.SLOWER] * judged
+    assert len(found.not_judged) == (not judged)
+
+
 def restless(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[Record]:
     """As `noisy`, on a machine that other work slows for whole cells at a time."""
     load = random.Random(-seed)

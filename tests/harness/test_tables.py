@@ -116,6 +116,9 @@ def test_a_long_name_is_broken_rather_than_moving_patterns_into_another_table() 
 def test_what_a_strategy_chose_is_its_label() -> None:
     lines = printed([simulated("usp", "star", 1.0, resolved="usp:4x2")], 80)
     assert "1000* 2.0×" in row(lines, "usp:4x2")
+    refused = record(config("usp", "full", Where.SIMULATED), Status.ILLEGAL, {}, reason="no")
+    lines = printed([simulated("usp", "star", 1.0, resolved="usp:4x2"), refused], 80)
+    assert "illegal" in row(lines, "usp:4x2")
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -131,19 +134,48 @@ def test_equal_times_are_all_best() -> None:
     assert "750* 1.5×" in row(lines, "usp")
 
 
+def test_a_large_factor_has_no_decimal() -> None:
+    times = {"ring": 0.75, "usp": 49.9, "owner": 52.0}
+    lines = printed([simulated(name, "star", time_s) for name, time_s in times.items()], 80)
+    assert "49900 99.8×" in row(lines, "usp")
+    assert "52000 104×" in row(lines, "owner")
+
+
 def test_with_room_the_speed_up_over_ring_is_shown() -> None:
-    assert "934* 1.9×  1.32r" in row(printed(grid(simulated), 200), "double_ring")
-    assert "1.32" not in "\n".join(printed(grid(simulated), 80))
+    for width in (120, 200):
+        lines = printed(grid(simulated), width)
+        assert "934* 1.9×  1.32r" in row(lines, "double_ring")
+        assert "spread (×), speed-up over ring (r); * best. datasheet" in flat(lines)
+    text = flat(printed(grid(simulated), 119))
+    assert "1.32" not in text
+    assert "spread (×); * best. datasheet" in text
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_measured_row_has_time_spread_speed_up_error_bytes_wait_and_imbalance(width: int) -> None:
     lines = printed(grid(measured), width)
+    shown = [line for line in lines if line.startswith("zigzag ") and "1111-1179" in line]
+    assert len(shown) == len(PATTERNS)
+    assert row(lines, "strategy").split()[1:] == [
+        *("ms", "p20-p80", "vs", "ring", "error", "MiB", "wait", "imbal"),
+    ]
     at = next(number for number, line in enumerate(lines) if line.endswith("backward, star"))
     assert row(lines[at:], "zigzag").split() == [
         *("zigzag", "1134", "1111-1179", "1.09×", "1.25e-07", "3.00", "3.00", "1.75"),
     ]
     assert "median of 23 iterations" in flat(lines)
+    assert "best: the fastest of each row" in flat(lines)
+
+
+def test_iterations_are_counted_where_there_are_any() -> None:
+    few = {**measured("usp", "star", 1.0), "samples_s": [1.0] * 3}
+    failed = {**few, "samples_s": [], "time_s": None, "status": str(Status.TIMEOUT)}
+    assert "median of 3 to 23 iterations" in flat(
+        printed([measured("ring", "star", 1.0), few, failed], 80)
+    )
+    lines = printed([failed], 80)
+    assert row(lines, "usp").split() == ["usp", "timeout"]
+    assert "iterations" not in flat(lines)
 
 
 def test_all_that_cannot_be_told_from_the_best_are_marked() -> None:
@@ -161,12 +193,14 @@ def test_all_that_cannot_be_told_from_the_best_are_marked() -> None:
 def test_a_speed_up_within_the_spread_is_said_to_be_so() -> None:
     entries = [measured("ring", "star", 1.0), measured("usp", "star", 0.98)]
     assert "~1.02×" in row(printed(entries, 80), "usp")
+    assert " 1.00×" in row(printed(entries, 80), "ring")
     assert "1.25×" in row(printed([entries[0], measured("usp", "star", 0.8)], 80), "usp")
 
 
 def test_what_a_record_does_not_know_is_a_dash() -> None:
-    entry = {**measured("ring", "star", 1.0), "bytes_sent_per_rank": None, "imbalance": None}
-    assert row(printed([entry], 80), "ring").split()[-3:] == ["—", "3.00", "—"]
+    unknown = dict.fromkeys(("max_rel_error", "bytes_sent_per_rank", "imbalance"))
+    entry = {**measured("ring", "star", 1.0), **unknown}
+    assert row(printed([entry], 80), "ring").split()[-4:] == ["—", "—", "3.00", "—"]
 
 
 def test_more_ranks_than_cores_are_told() -> None:
@@ -189,6 +223,8 @@ def test_the_same_plan_under_two_names_is_told() -> None:
     assert same_plans(entries) == same
     assert f"same plan: {same[0]} same plan: {same[1]}" in flat(printed(entries, 80))
     assert same_plans([simulated("ring", "star", 1.0), simulated("usp", "star", 1.0)]) == []
+    both = [{**measured(name, "star", 1.0), "work_hash": "one"} for name in ("ring", "owner")]
+    assert "same plan: ring = owner" in flat(printed(both, 80))
 
 
 def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there() -> None:
@@ -294,4 +330,5 @@ def test_strategies_that_were_tried_at_some_sizes_alone_are_named() -> None:
         *({**entry, "cp": 16} for entry in grid(simulated, ("ring",))),
     ]
     assert "note: usp: at cp=8 S=64k alone" in flat(printed(records, 80))
-    assert "alone" not in flat(printed(grid(simulated), 80))
+    elsewhere = {**measured("zigzag", "star", 1.0), "cp": 4}
+    assert "alone" not in flat(printed([*grid(simulated), elsewhere], 80))
