@@ -1,5 +1,6 @@
 """Comparing result sets: what counts as a change, on made-up noise and on real sweeps."""
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -103,6 +104,28 @@ def test_fewer_than_5_samples_are_not_judged(count: int, judged: bool) -> None:
     found = compare([entry(CONFIG, [1.0] * count)], [entry(CONFIG, [1.5] * count)])
     assert [change.kind for change in found.changes] == [Kind.SLOWER] * judged
     assert len(found.not_judged) == (not judged)
+
+
+def test_an_error_that_is_no_number_has_grown() -> None:
+    samples = [1.0] * 20
+    new = entry(CONFIG, samples, max_rel_error={"out": math.nan})
+    (change,) = compare([entry(CONFIG, samples)], [new]).changes
+    assert (change.kind, change.worse) == (Kind.ERROR, True)
+
+
+def test_what_failed_before_and_fails_otherwise_is_no_worse() -> None:
+    failed, refused = (
+        record(CONFIG, status, {}, reason=str(status)) for status in (Status.ERROR, Status.ILLEGAL)
+    )
+    (change,) = compare([failed], [refused]).changes
+    assert (change.kind, change.worse, change.detail) == (Kind.STATUS, False, "illegal")
+
+
+def test_a_change_names_its_cell_and_the_bands_in_seconds() -> None:
+    config = replace(CONFIG, seqlen_kv=96)
+    (change,) = compare([entry(config, [1.0] * 20)], [entry(config, [1.5] * 20)]).changes
+    assert change.cell == (f"causal cp=2 S=64/96 heads=2/2 D=16 B=1 {CONFIG.dtype} forward on gloo")
+    assert change.detail == "1 to 1 s before, 1.5 to 1.5 s after"
 
 
 def restless(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[Record]:

@@ -206,6 +206,8 @@ def test_what_a_record_does_not_know_is_a_dash() -> None:
 def test_more_ranks_than_cores_are_told() -> None:
     assert "8 ranks on 7 cores take turns" in flat(printed([measured("ring", "star", 1, 0, 7)], 80))
     assert "take turns" not in flat(printed([measured("ring", "star", 1, 0, 8)], 80))
+    both = [{**measured("ring", "star", 1, 0, 3), "cp": cp} for cp in (4, 8)]
+    assert flat(printed(both, 80)).count("on 3 cores take turns") == 2
 
 
 def test_the_same_plan_under_two_names_is_told() -> None:
@@ -231,7 +233,7 @@ def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there()
     def entry(name: str, imbalance: float | None) -> Record:
         return simulated(name, "causal", 1.0, imbalance=imbalance)
 
-    uneven = [entry("owner", 1.75), entry("ring", 1.75), entry("usp", 1.1)]
+    uneven = [entry("owner", 1.75), entry("owner", 1.5), entry("ring", 1.75), entry("usp", 1.1)]
     text = flat(printed(uneven, 80))
     assert "owner: with its placement some rank has up to 1.75 times the mean work" in text
     assert "see also owner:placement=zigzag and owner:placement=stripe" in text
@@ -322,6 +324,7 @@ def test_a_calibration_is_named_once_with_its_errors_and_what_lies_outside() -> 
     assert "lab/2026-01-02; expected error 4%" in inside
     assert "outside" not in inside
     assert "expected error unknown" in flat(printed(records[3:], 80))
+    assert "outside" not in flat(printed([simulated("ring", "star", 1.0)], 80))
 
 
 def test_strategies_that_were_tried_at_some_sizes_alone_are_named() -> None:
