@@ -251,6 +251,13 @@ def test_others_code_stands_unbroken_in_80_columns_and_its_dashes_are_explained(
     assert "others' code" not in flat(printed([measured("ring", "star", 1.0)], 80))
 
 
+def test_a_heading_says_what_tells_problems_apart() -> None:
+    entry = {**simulated("ring", "star", 1.0), "batch": 2, "seqlen_kv": 98304}
+    lines = printed([{**entry, "runtime": "eager-torch", "dtype": "float16"}], 80)
+    said = "cp=8 S=64k eager-torch heads=32/8 D=128 B=2 keys=96k float16 backward"
+    assert f"h100-8x8: {said}" in lines
+
+
 def test_layers_are_told_from_attention() -> None:
     layer = {**simulated("ring", "star", 1.0), "scope": "layer", "hidden": 96, "rotary": 1e4}
     titles = [

@@ -171,6 +171,19 @@ def test_a_folder_without_records_is_a_wrong_call(tmp_path: Path) -> None:
         call(str(one), str(tmp_path / "none"))
 
 
+def test_other_machines_and_too_few_samples_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, python in (("a", "3.12"), ("b", "3.13")):
+        with ResultFolder(tmp_path / name) as results:
+            facts = {"python": python}
+            results.append(record(CONFIG, Status.OK, facts, time_s=1.0, samples_s=[1.0] * 4))
+    assert call(str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    printed = capsys.readouterr().out
+    assert "note: python was 3.12, is 3.13" in printed
+    assert "note: 1 measured times have too few samples" in printed
+
+
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call("--help")
