@@ -34,6 +34,7 @@ class ResultFile:
     """
 
     def __init__(self, path: Path) -> None:
+        _refuse_device(path)
         self.path = path
         self._open: list[int] = []
         try:
@@ -135,9 +136,16 @@ def read_records(path: Path) -> list[Record]:
         ValueError: There are none, or a line in the middle is no record.
     """
     file = path / FILE if path.is_dir() else path
+    _refuse_device(file)
     if not file.exists():
         raise ValueError(f"results ({path}) has no {FILE}; run `sweep -o {path}` first")
     return list(_scan(file))
+
+
+def _refuse_device(path: Path) -> None:
+    """Refuse what is no file: a device or a pipe may be read without end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"results ({path}) must be in a regular file; name another place")
 
 
 def _write_whole(file: int, lines: bytes) -> None:

@@ -10,8 +10,10 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from math import lcm
 
+import numpy as np
+
 from harness.problem import Problem
-from harness.sharding import Sharding, split
+from harness.sharding import Sharding, split, zigzag
 from patterns import Pattern, remap_order
 from strategies.ultraattn.account import even_owners
 from strategies.ultraattn.grid import degree, grid_of, imbalance
@@ -66,6 +68,10 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
         return
     for order in found_orders(problem, size, nodes, gpus):
         yield _ordered(problem, size, nodes, order)
+    ranks, lighter = nodes * gpus, problem.heads_kv < problem.heads_q
+    size = lcm(size, 2 * ranks)
+    if nodes > 1 and lighter and size <= _MOST * nodes and evened(problem, ranks):
+        yield _ordered(problem, size, nodes, zigzag_order(problem, ranks))
 
 
 def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layout:
@@ -148,6 +154,23 @@ def found_orders(problem: Problem, size: int, nodes: int, gpus: int) -> list[Ord
     same = [order for order in given if len(order) == blocks]
     levels = (nodes, nodes * gpus) if nodes > 1 else (gpus,)
     return orders(grid, [n for n in levels if n <= blocks], given=same)
+
+
+def evened(problem: Problem, ranks: int) -> bool:
+    """Whether the rows of a zigzag's ranks are work more even than rows side by side.
+
+    Then nodes balance without queries on the way, which are the heavier where heads share keys.
+    """
+    pieces = split(problem.seqlen_q, 2 * ranks)
+    rows = np.array(grid_of(problem.pattern, pieces, pieces).work).sum(axis=1)
+    beside = rows[0::2] + rows[1::2]
+    dealt = rows[zigzag_order(problem, ranks),].reshape(ranks, 2).sum(axis=1)
+    return bool(dealt.max() < (1 - _EVEN) * beside.max())
+
+
+def zigzag_order(problem: Problem, ranks: int) -> Order:
+    """Return the order in which each rank owns a block from the head and one from the tail."""
+    return tuple(chain.from_iterable(zigzag(problem.seqlen_q, ranks).owned))
 
 
 def _in_order(seqlen: int, size: int, order: Sequence[int]) -> list[range]:

@@ -5,7 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,6 +132,14 @@ def test_a_number_that_is_none_is_refused_before_it_is_written(tmp_path: Path) -
 def test_a_place_that_cannot_be_written_is_named(place: str) -> None:
     with pytest.raises(ValueError, match=f"results .{place}.*cannot be written"):
         ResultFolder(Path(place))
+
+
+@pytest.mark.parametrize("opened", [ResultFile, read_records])
+def test_a_device_is_refused_before_it_is_read_without_end(
+    opened: Callable[[Path], object],
+) -> None:
+    with pytest.raises(ValueError, match=r"results ./dev/null. must be in a regular file"):
+        opened(Path("/dev/null"))
 
 
 def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:

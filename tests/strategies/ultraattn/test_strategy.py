@@ -305,6 +305,16 @@ def test_a_plan_is_made_once_and_then_read(tmp_path: Path, monkeypatch: pytest.M
             both(f"ultraattn:{QUICK}", p)
 
 
+def test_where_heads_share_keys_it_sends_keys_between_nodes_and_not_queries() -> None:
+    """Rows side by side are balanced by queries on the way, which weigh four times as much here."""
+    p, context = usual("causal", 16, 524288, 32, 8), context_on(cluster("h100-hamming"))
+    for ours, zigzag in zip(
+        both(f"ultraattn:{QUICK}", p, context), both("zigzag", p, context), strict=True
+    ):
+        assert context.evaluate is not None
+        assert context.evaluate(ours) <= context.evaluate(zigzag)
+
+
 def test_a_pattern_that_allows_nothing_is_planned() -> None:
     p = replace(problem("causal", 33, cp=3), pattern=table_pattern([[0, 0], [0, 0]], 33, 33))
     assert not wrong(*both(f"ultraattn:{QUICK}", p))
