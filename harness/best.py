@@ -10,6 +10,7 @@ from harness.figures import (
     ABSENT,
     alike,
     broken,
+    drift_of,
     is_ok,
     label,
     memory,
@@ -57,7 +58,8 @@ def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
     if not ran:
         return None
     first = min(ran, key=_time)
-    ties = [other for other in ran if all(map(alike, first, other))]
+    drifts = [drift_of(column) for column in zip(*ran, strict=True)]
+    ties = [other for other in ran if all(map(alike, first, other, drifts))]
     names = tuple(dict.fromkeys(_name(group) for group in [first, *ties]))
     error = _error(first)
     near: list[str] = []

@@ -1,7 +1,7 @@
 """How the numbers and names of records are written in tables."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from harness.cell import Status
 from harness.records import Record
@@ -110,8 +110,32 @@ def spread(entry: Record) -> tuple[float, float]:
     return (time_s if low is None else number(low), time_s if high is None else number(high))
 
 
-def alike(one: Record, other: Record) -> bool:
-    """Whether two times are not to be told apart: their spreads overlap."""
+def alike(one: Record, other: Record, drift: float) -> bool:
+    """Whether two times are not to be told apart: their spreads overlap, or rows drift as much.
+
+    Args:
+        one: A record.
+        other: Another of the same table.
+        drift: Of that table; see `drift_of`.
+    """
     (low, high), (other_low, other_high) = spread(one), spread(other)
     slack = 1 + 1e-9  # rounding of simulated times
-    return low <= other_high * slack and other_low <= high * slack
+    least_s, most_s = sorted((number(one["time_s"]), number(other["time_s"])))
+    overlap = low <= other_high * slack and other_low <= high * slack
+    return overlap or most_s <= least_s * (1 + drift) * slack
+
+
+def drift_of(records: Iterable[Record]) -> float:
+    """Largest share by which measured times of one and the same plan differ; 0 without such rows.
+
+    A row's samples are taken at once, and other rows at other times: what a busy machine did in
+    between is in no row's spread. Rows that did the same work show it.
+
+    Args:
+        records: Of one problem, pattern and direction.
+    """
+    times: dict[object, list[float]] = {}
+    for entry in records:
+        if entry["source"] == "measured" and entry.get("work_hash") and is_ok(entry):
+            times.setdefault(entry["work_hash"], []).append(number(entry["time_s"]))
+    return max((max(own) / min(own) - 1 for own in times.values()), default=0.0)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from harness.figures import label, number, short
+from harness.figures import drift_of, label, number, short
 from harness.peer import is_peer
 from harness.records import Record
 from harness.sharding import Placement
@@ -47,6 +47,20 @@ def same_plans(records: Sequence[Record]) -> list[str]:
     return [
         " = ".join(names) + ("" if where == patterns else f" ({', '.join(where)})")
         for names, where in groups.items()
+    ]
+
+
+def drifting(measured: Sequence[Record]) -> list[str]:
+    """Say how far rows of one plan are apart, which is what this table cannot resolve.
+
+    Args:
+        measured: Of one problem, pattern and direction.
+    """
+    share = f"{drift_of(measured):.0%}"
+    if share == "0%":
+        return []
+    return [
+        f"rows of one plan differ by up to {share}: what differs by less cannot be told apart here"
     ]
 
 

@@ -12,6 +12,7 @@ from harness.figures import (
     ABSENT,
     alike,
     broken,
+    drift_of,
     is_ok,
     known,
     label,
@@ -23,7 +24,7 @@ from harness.figures import (
     unprefixed,
     worst_error,
 )
-from harness.notes import apart, crowded, refusals, same_plans, trusted, uneven
+from harness.notes import apart, crowded, drifting, refusals, same_plans, trusted, uneven
 from harness.peer import is_peer
 from harness.records import Record
 
@@ -39,21 +40,22 @@ _WIDE = 120
 """From this width on, simulated cells show the speed-up too."""
 _MEASURED = (
     "ms: the slowest rank, median of {count} iterations; p20-p80: their spread; *: the best, and "
-    "what cannot be told from it because the spreads overlap; vs ring: how many times as fast (~: "
-    "within the spread); error: largest of the results, relative to the float64 oracle; MiB: sent "
-    "by the rank that sends most; wait: ms in which a rank waited for transfers, the longest, in "
-    "one traced run; imbal: work of the busiest rank over the mean"
+    "what cannot be told from it, as the spreads overlap or rows of one plan differ as much; vs "
+    "ring: how many times as fast (~: cannot be told from it); error: largest of the results, "
+    "relative to the float64 oracle; MiB: sent by the rank that sends most; wait: ms in which a "
+    "rank waited for transfers, the longest, in one traced run; imbal: work of the busiest rank "
+    "over the mean"
 )
 _PEERS = (
     "NAME/NAME: others' code, peer:NAME/NAME where a strategy is asked for; —: not known of it, as "
     "it has no plan here to count bytes and work in, and is not traced"
 )
 _BEST = (
-    "best: the fastest of each row (+n: as fast as n others; ~n: of simulated times n others are "
-    f"longer by no more than ±, or by {NEAR:.0%} where no error is known, so the order is open); "
-    "both: forward and backward of one strategy; peak: most bytes held on a rank; error: largest "
-    "of its results, relative to the float64 oracle; ±: expected error of the times, where their "
-    "calibration says"
+    "best: the fastest of each row (+n: n others cannot be told from it; ~n: of simulated times n "
+    f"others are longer by no more than ±, or by {NEAR:.0%} where no error is known, so the order "
+    "is open); both: forward and backward of one strategy; peak: most bytes held on a rank; error: "
+    "largest of its results, relative to the float64 oracle; ±: expected error of the times, where "
+    "their calibration says"
 )
 
 
@@ -73,7 +75,7 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
         for pattern in dict.fromkeys(str(entry["pattern"]) for entry in group):
             own = [entry for entry in group if entry["pattern"] == pattern]
             _print(console, f"{title}, {pattern}", [measured_table(own, console.width)])
-            _say(console, *(f"same plan: {text}" for text in same_plans(own)))
+            _say(console, *(f"same plan: {text}" for text in same_plans(own)), *drifting(own))
     measured = [entry for entry in records if entry["source"] == "measured"]
     if any(map(is_ok, measured)):
         _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
@@ -173,7 +175,7 @@ def _simulated(
     if not is_ok(entry):
         return Text(str(entry["status"]), style="dim")
     time_s, bound_s, pattern = number(entry["time_s"]), number(entry["bound_s"]), entry["pattern"]
-    mark = "*" if alike(entry, best[str(pattern)]) else ""
+    mark = "*" if alike(entry, best[str(pattern)], 0.0) else ""
     text = f"{milliseconds(time_s)}{mark} {_factor(time_s / bound_s)}" if bound_s else ""
     if base is not None:
         ring = base.get(str(pattern))
@@ -198,23 +200,23 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
     table.add_column("strategy", min_width=strategy, no_wrap=True)
     for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
-    best, base = _best(records), _base(records)
+    best, base, drift = _best(records), _base(records), drift_of(records)
     for entry, name in zip(records, names, strict=True):
-        marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])])
+        marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])], drift)
         style = "bold green" if marked else ""
-        cells = _measured(entry, base, "*" if marked else "")
+        cells = _measured(entry, base, drift, "*" if marked else "")
         table.add_row(broken(name, strategy), *cells, style=style)
     return table
 
 
-def _measured(entry: Record, base: Mapping[str, Record], mark: str) -> list[str]:
+def _measured(entry: Record, base: Mapping[str, Record], drift: float, mark: str) -> list[str]:
     if not is_ok(entry):
         return [str(entry["status"])]
     low, high = spread(entry)
     ring = base.get(str(entry["pattern"]))
     against = ABSENT
     if ring is not None:
-        near = "~" if ring is not entry and alike(entry, ring) else ""
+        near = "~" if ring is not entry and alike(entry, ring, drift) else ""
         against = f"{near}{number(ring['time_s']) / number(entry['time_s']):.2f}×"
     return [
         f"{milliseconds(number(entry['time_s']))}{mark}",

@@ -289,7 +289,19 @@ def _show_clusters(console: Output) -> None:
         _beside(console, entry["name"], size)
         _beside(console, "", entry["calibration"])
         if entry["calibration"].startswith("calibration"):
-            _beside(console, "", known or "expected error unknown: nothing was measured on it")
+            _beside(console, "", known or _unknown(entry["name"]))
+
+
+def _unknown(name: str) -> str:
+    """Why the file of a calibrated cluster has no expected error of plans."""
+    fitted = CLUSTERS[name].fitted
+    if fitted is None or fitted.on_gpus:
+        return "expected error unknown: nothing was measured on it"
+    return (
+        "its speeds were measured, on one machine; its file has no expected error of plans: how "
+        f"far predictions missed there is in results/{name}.md, and on yours `calibrate --check` "
+        "says it"
+    )
 
 
 def _show_models(console: Output) -> None:

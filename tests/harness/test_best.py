@@ -93,6 +93,30 @@ def test_what_is_within_the_spread_of_the_fastest_is_counted() -> None:
     assert "ring +1" in lines(entries)[4]
 
 
+def test_what_differs_by_no_more_than_rows_of_one_plan_is_counted() -> None:
+    def both(name: str, forward_s: float, backward_s: float, work: str) -> list[Record]:
+        times = ((F, forward_s), (B, backward_s))
+        return [cell(name, way, time_s, work_hash=f"{work} {way}") for way, time_s in times]
+
+    # Twins differ by 30 % forward, by 10 % backward; each direction is judged by its own.
+    groups = [
+        both("ring", 1.3, 2.2, "a"),
+        both("grid", 1.0, 2.0, "a"),
+        both("usp", 1.2, 2.1, "b"),
+        both("owner", 1.2, 2.3, "c"),
+    ]
+    best = best_of(groups)
+    assert best is not None
+    assert best.names == ("grid", "ring", "usp")
+    assert best.time_s == 3.0
+    forward = best_of([group[:1] for group in groups])
+    assert forward is not None
+    assert forward.names == ("grid", "ring", "usp", "owner")
+    alone = best_of(groups[1:])  # without its twin nothing is known but spreads
+    assert alone is not None
+    assert alone.names == ("grid",)
+
+
 def test_one_direction_alone_has_no_column_for_both() -> None:
     assert "both" not in lines([cell("ring", F, 1.0)])[1]
 

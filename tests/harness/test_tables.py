@@ -197,6 +197,48 @@ def test_a_speed_up_within_the_spread_is_said_to_be_so() -> None:
     assert "1.25×" in row(printed([entries[0], measured("usp", "star", 0.8)], 80), "usp")
 
 
+def test_rows_of_one_plan_are_not_told_apart_nor_is_what_differs_by_less() -> None:
+    times = {"ring": 6.68, "grid": 4.74, "zigzag": 4.90, "owner": 7.0, "usp": 3.3}
+    works = {"ring": "a", "grid": "a", "zigzag": "b", "owner": "b"}
+    entries = [
+        {**measured(name, "star", time_s), "work_hash": works.get(name)}
+        for name, time_s in times.items()
+    ]
+    lines = printed(entries[:3], 80)
+    assert {name: row(lines, name).split()[1] for name in ("ring", "grid", "zigzag")} == {
+        "ring": "6680*",
+        "grid": "4740*",
+        "zigzag": "4900*",
+    }
+    assert "~1.41×" in row(lines, "grid")
+    assert "~1.36×" in row(lines, "zigzag")
+    said = "rows of one plan differ by up to 41%: what differs by less cannot be told apart here"
+    assert f"same plan: ring = grid {said}" in flat(lines)
+    best = flat(lines).partition("best, measured here")[2]
+    assert "star grid +2 4740" in best
+    # The rows that differ most say what can be told: 7.0 against 4.9 is 43 %.
+    lines = printed(entries, 80)
+    assert "rows of one plan differ by up to 43%" in flat(lines)
+    assert "3300*" in row(lines, "usp")
+    assert "*" not in row(lines, "grid")  # 4.74 against 3.3 is 44 %
+    assert " 2.02×" in row(lines, "usp")
+
+
+def test_rows_of_one_plan_are_compared_within_a_table_only_and_where_they_ran() -> None:
+    one = {**measured("ring", "star", 1.0), "work_hash": "one"}
+    other = {**measured("grid", "full", 1.5), "work_hash": "one"}
+    failed = {**measured("owner", "star", 2.0), "work_hash": "one", "status": str(Status.ERROR)}
+    nameless = [measured(name, "star", time_s) for name, time_s in (("usp", 1.7), ("stripe", 1.9))]
+    assert "rows of one plan differ by" not in flat(printed([one, other, failed, *nameless], 80))
+    level = {**measured("owner", "star", 1.002), "work_hash": "one"}
+    assert "rows of one plan differ by" not in flat(printed([one, level], 80))
+    twins = [simulated(name, "star", at, work_hash="one") for at, name in enumerate(NAMES[:2], 1)]
+    lines = printed(twins, 80)
+    assert "rows of one plan differ by" not in flat(lines)
+    assert "*" not in row(lines, "zigzag")
+    assert "star ring 1000" in flat(lines)  # alone in the table of the best, too
+
+
 def test_what_a_record_does_not_know_is_a_dash() -> None:
     unknown = dict.fromkeys(("max_rel_error", "bytes_sent_per_rank", "imbalance"))
     entry = {**measured("ring", "star", 1.0), **unknown}

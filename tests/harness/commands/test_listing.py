@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,8 @@ from harness.problem import Dtype
 from harness.strategy import Options
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
+
+ROOT = Path(__file__).parents[3]
 
 
 def call(*words: str) -> int:
@@ -108,6 +112,21 @@ def test_every_cluster_is_listed_with_its_error(capsys: pytest.CaptureFixture[st
     assert {"dgx-h100", "h200"} < set(entries)
     assert entries["h800"]["errors"] == CLUSTERS["h800"].fitted.errors
     assert entries["h100-8x8"]["errors"] == {}
+
+
+def test_a_cluster_without_expected_error_says_whether_anything_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call("clusters") == 0
+    printed = {part.split()[0]: part for part in capsys.readouterr().out.split("\n\n") if part}
+    said = {name: " ".join(text.split()) for name, text in printed.items()}
+    for name, found in CLUSTERS.items():
+        known = found.fitted is not None and any(k.startswith("graph") for k in found.fitted.errors)
+        assert bool(re.search(r"expected error \d+% to", said[name])) == known
+        assert ("nothing was measured" in said[name]) == (name in ("dgx-h100", "h200"))
+    report = re.search(r"no expected error of plans: .* (results/\S+\.md)", said["local-cpu"])
+    assert report is not None
+    assert "predicted against measured" in (ROOT / report[1]).read_text().lower()
 
 
 def test_every_model_is_listed_with_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
