@@ -28,6 +28,12 @@ def read_levels(text: str) -> frozenset[Level]:
     if text in ("all", "none"):
         return ALL_LEVELS if text == "all" else frozenset()
     names = text.split("+")
+    whole = [name for name in names if name in ("all", "none")]
+    if whole:
+        raise ValueError(
+            f"{whole[0]!r} must stand alone, as levels={whole[0]}; or join some of "
+            f"{', '.join(Level)} by +"
+        )
     unknown = [name for name in names if name not in tuple(Level)]
     if unknown:
         choices = ", ".join(Level)

@@ -24,7 +24,8 @@ from harness.commands.arguments import (
     given,
     problem_of,
 )
-from harness.commands.plan_show import level_lines, print_blocks
+from harness.commands.plan_levels import level_lines
+from harness.commands.plan_show import print_blocks
 from harness.commands.progress import wrapped
 from harness.contexts import context_on
 from harness.defaults import named
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(gantt(trace, width, what=what) + "\n\n")
     else:
         sys.stdout.write(_fitting(plan) + "\n\n")
-    sys.stdout.write(wrapped(_table(program) + "\n" + level_lines(levels)) + "\n")
+    sys.stdout.write(wrapped(_table(program) + "\n" + level_lines(levels, plan.direction)) + "\n")
     return 0
 
 

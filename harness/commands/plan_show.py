@@ -1,100 +1,105 @@
-"""A plan as a table of blocks coloured by rank, with every rank's account; and its levels."""
+"""A plan as a table of blocks coloured by rank, with every rank's account."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.blocks import block_table, rank_accounts
 from harness.plan import Plan
 
 _MIB = 2**20
+_GAP = "  "
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
-_KEY = "q3 @1: query chunk 3 of rank 1; a number: the rank that attends the block; .: nothing is"
-_KEY += " allowed there; +: its heads are spread over several ranks"
+_KEY = "k and q: chunks of keys and queries; @: the rank that owns one; a number: the rank that "
+_KEY += "attends the block; .: nothing is allowed there; +: its heads are spread over several ranks"
 _LEGEND = (
     "A, B: query and key chunks that a rank attends and does not own; C, D: copies of its own that "
     "others attend"
 )
+_ACCOUNTS = ("rank", "A", "B", "C", "D", "received MiB", "sent MiB", "work / mean")
+
+Line = tuple[Text, Sequence[Text]]
+"""A line of a table: its label and its cells."""
 
 
 def print_blocks(plan: Plan, console: Console) -> None:
     """Print who attends which block, then what each rank needs and moves.
 
     Rows are query chunks, columns key chunks, both in token order of the plan; a dot is a block in
-    which nothing is allowed, a plus one whose heads are spread over several ranks.
+    which nothing is allowed, a plus one whose heads are spread over several ranks. Columns that do
+    not fit stand below the others.
     """
-    table = block_table(plan)
-    width = len(str(plan.problem.cp - 1)) + 1
-    lines = [Text("".rjust(6) + " keys, at their owners: " + _owners(table.column_owner))]
-    for i, row in enumerate(table.ranks):
-        line = Text(f"q{i} @{table.row_owner[i]}".rjust(8) + " ")
-        for ranks in row:
-            if not ranks:
-                line.append(".".rjust(width), style="dim")
-            elif len(ranks) == 1:
-                line.append(str(ranks[0]).rjust(width), style=_COLOURS[ranks[0] % len(_COLOURS)])
-            else:
-                line.append("+".rjust(width))
-        lines.append(line)
-    for line in lines:
-        console.print(line, no_wrap=True, overflow="crop", crop=True)
+    _print(_blocks(plan), " ", console)
     console.print(_KEY, style="dim")
     console.print()
-    console.print(_accounts(plan))
+    _print(_accounts(plan), _GAP, console)
     console.print(_LEGEND, style="dim")
 
 
-def _owners(owners: tuple[int | None, ...]) -> str:
-    return " ".join("-" if owner is None else str(owner) for owner in owners)
+def _blocks(plan: Plan) -> list[Line]:
+    table = block_table(plan)
+    chunks = len(table.column_owner)
+    width = max(len(str(chunks - 1)), len(str(plan.problem.cp - 1)))
+    lines: list[Line] = [
+        (Text("k"), [Text(str(chunk).rjust(width)) for chunk in range(chunks)]),
+        (Text("@"), [Text(_owner(owner)) for owner in table.column_owner]),
+    ]
+    for i, row in enumerate(table.ranks):
+        lines.append((Text(f"q{i} @{_owner(table.row_owner[i])}"), list(map(_cell, row))))
+    return lines
 
 
-def _accounts(plan: Plan) -> Table:
+def _owner(rank: int | None) -> str:
+    return "-" if rank is None else str(rank)
+
+
+def _cell(ranks: Sequence[int]) -> Text:
+    if not ranks:
+        return Text(".", style="dim")
+    if len(ranks) > 1:
+        return Text("+")
+    return Text(str(ranks[0]), style=_COLOURS[ranks[0] % len(_COLOURS)])
+
+
+def _accounts(plan: Plan) -> list[Line]:
     found = rank_accounts(plan, block_table(plan))
     mean = sum(each.area for each in found) / len(found) or 1.0
-    table = Table(box=None, pad_edge=False)
-    for name in ("rank", "A", "B", "C", "D", "received MiB", "sent MiB", "work / mean"):
-        table.add_column(name, justify="right")
+    rows: list[Sequence[str]] = [_ACCOUNTS]
     for rank, each in enumerate(found):
-        counts = (str(n) for n in (rank, each.A, each.B, each.C, each.D))
-        sizes = (f"{size / _MIB:,.1f}" for size in (each.received_bytes, each.sent_bytes))
-        table.add_row(*counts, *sizes, f"{each.area / mean:.3f}")
-    return table
+        counts = [str(n) for n in (rank, each.A, each.B, each.C, each.D)]
+        sizes = [f"{size / _MIB:,.1f}" for size in (each.received_bytes, each.sent_bytes)]
+        rows.append([*counts, *sizes, f"{each.area / mean:.3f}"])
+    styles = ["bold"] + [""] * len(found)
+    lines: list[Line] = []
+    for row, style in zip(rows, styles, strict=True):
+        label, *cells = [Text(cell, style=style) for cell in row]
+        lines.append((label, cells))
+    return lines
 
 
-def level_lines(levels: Mapping[str, Any]) -> str:
-    """A line per tiling and schedule: value, bound, gap, what settled it."""
-    lines = []
-    node, device = levels.get("node"), levels.get("device", ())
-    for name, each in [("nodes", node), *(("devices", block) for block in device)]:
-        if each is not None:
-            lines.append(
-                f"{name:<13} {each['blocks']} blocks on {each['devices']}: at most "
-                f"{each['value']:g} chunks, bound {each['bound']:g}, gap {each['gap']:.1%} "
-                f"({each['status']}, {each['source']}, {each['seconds']:.1f} s)"
-            )
-    if levels.get("allocation") == "row owner":
-        lines.append("tilings       none found that beats blocks at their rows' owners")
-    if levels.get("fallback"):
-        lines.append(f"fallback      {levels['fallback']}")
-    remap = levels.get("remap", {})
-    if remap.get("order"):
-        lines.append(f"remap         {' '.join(map(str, remap['order']))}")
-    if remap.get("placement"):
-        lines.append(f"remap         tokens dealt as a {remap['placement']}")
-    if "kernel" in levels:
-        lines.append(f"kernels       {levels['kernel']['kept']} replacements")
-    if "schedule" in levels:
-        each = levels["schedule"]
-        lines.append(
-            f"schedule      {each['makespan_s'] * 1e3:.3f} ms, "
-            f"bound of these tasks in any order {each['bound_s'] * 1e3:.3f} ms, "
-            f"gap {each['gap']:.1%} ({each['source']}, {each['seconds']:.1f} s)"
-        )
-    if levels.get("refined") is False:
-        lines.append("refined       no: fused and scheduled it would take no less")
-    if "made_for" in levels:
-        lines.append(f"made for      {levels['made_for']}")
-    return "".join(f"{line}\n" for line in lines)
+def _print(lines: Sequence[Line], gap: str, console: Console) -> None:
+    """Print a table in bands of whole columns that fit, each with the labels of its lines."""
+    label = max(len(label) for label, _ in lines)
+    cells = [[len(cell) for cell in row] for _, row in lines]
+    widths = [max(column) for column in zip(*cells, strict=True)]
+    left = console.width - label
+    for number, band in enumerate(_bands([len(gap) + width for width in widths], left)):
+        if number:
+            console.print()
+        for name, row in lines:
+            line = Text(" " * (label - len(name))) + name
+            for at in band:
+                line += Text(gap + " " * (widths[at] - len(row[at]))) + row[at]
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _bands(widths: Sequence[int], room: int) -> Iterator[range]:
+    """Split columns into runs that fit in so much room, of one column at least."""
+    start, used = 0, 0
+    for at, width in enumerate(widths):
+        if at > start and used + width > room:
+            yield range(start, at)
+            start, used = at, 0
+        used += width
+    yield range(start, len(widths))

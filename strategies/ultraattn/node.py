@@ -41,6 +41,9 @@ Side = Sequence[Sequence[Chunk]]
 BlockCost = Callable[[Sequence[Chunk], Sequence[Chunk], Assigned], float]
 """Seconds of a block on one node, from its row's pieces, its column's pieces and its tiling."""
 
+ROW_OWNER = "row owner"
+"""What settles a level that is off."""
+
 _RESOLUTION = 256  # units of work of the dearest block, when a cost is given in seconds
 _FINEST = 64  # denominator of the ratio of bandwidths
 
@@ -83,6 +86,9 @@ class TwoLevels:
         nodes: Its answer.
         blocks: The device tiling of each distinct block: (problem, answer).
         kind: Per coarse row and column, the index in `blocks`; None where empty.
+        shipped: Whether chunks are weighed as they are shipped or counted as in the paper.
+        node_full: Work of a whole block between nodes, in units of their instance.
+        block_full: The same of each of `blocks`.
     """
 
     allocation: Allocation
@@ -90,6 +96,9 @@ class TwoLevels:
     nodes: Assigned
     blocks: tuple[tuple[Instance, Assigned], ...]
     kind: tuple[tuple[int | None, ...], ...]
+    shipped: bool
+    node_full: int
+    block_full: tuple[int, ...]
 
 
 def tile_nodes(
@@ -134,6 +143,7 @@ def tile_nodes(
 
     known: dict[Instance, int] = {}
     solved: list[tuple[Instance, Assigned]] = []
+    fulls: list[int] = []
     prices: list[float] = []
     kind: list[list[int | None]] = []
     work: list[list[int]] = []
@@ -155,6 +165,7 @@ def tile_nodes(
                 known[instance] = len(solved)
                 found = solve(instance, Level.DEVICE)
                 solved.append((instance, found))
+                fulls.append(full)
                 prices += [cost(row, column, found)] if cost else []
             kind[-1].append(known[instance])
     if cost is not None:
@@ -172,6 +183,9 @@ def tile_nodes(
         nodes=nodes,
         blocks=tuple(solved),
         kind=tuple(map(tuple, kind)),
+        shipped=shipped,
+        node_full=grid.full,
+        block_full=tuple(fulls),
     )
 
 
@@ -197,7 +211,7 @@ def _by_row_owner(instance: Instance) -> Assigned:
         volume=volume(lines),
         status=Status.FEASIBLE,
         seconds=0.0,
-        source="row owner",
+        source=ROW_OWNER,
     )
 
 

@@ -32,7 +32,7 @@ from harness.taskgraph import graph_of
 from harness.tiling import Allocation, row_owner
 from patterns.excerpt import excerpt
 from patterns.geometry import Chunk
-from strategies.ultraattn.account import Instance, even_owners
+from strategies.ultraattn.account import even_owners
 from strategies.ultraattn.cache import Cache
 from strategies.ultraattn.device import DEFAULT_S, Assigned
 from strategies.ultraattn.fair import Times, fair, fastest, is_fair
@@ -48,6 +48,7 @@ from strategies.ultraattn.layout import (
 )
 from strategies.ultraattn.node import NO_SLACK, Nodes, Slack, TwoLevels, tile_nodes
 from strategies.ultraattn.remap import Order
+from strategies.ultraattn.reported import q_bytes, tilings
 
 NAME = "ultraattn"
 
@@ -383,7 +384,7 @@ def _reported(trial: _Trial) -> dict[str, Any]:
     """Return what the levels up to the tiling came to."""
     return {
         Level.REMAP: _said(trial.order),
-        **_tilings(trial.tiling),
+        **tilings(trial.tiling, q_bytes(trial.plan)),
         "layout_s": trial.seconds,
         "makespan_s": trial.seconds,
     }
@@ -403,33 +404,6 @@ def _dealt(lengths: Sequence[int], gpus: int) -> Sharding:
         tuple(range(a, b) for a, b in pairwise(edges)),
         tuple(tuple(i for i, owner in enumerate(owners) if owner == g) for g in range(gpus)),
     )
-
-
-def _tilings(tiling: TwoLevels | None) -> dict[str, Any]:
-    """Return what the tilings of nodes and devices came to."""
-    if tiling is None:
-        return {"allocation": "row owner"}
-    return {
-        "allocation": "tiled",
-        Level.NODE: _solved(tiling.instance, tiling.nodes),
-        Level.DEVICE: [_solved(*block) for block in tiling.blocks],
-    }
-
-
-def _solved(instance: Instance, found: Assigned) -> dict[str, Any]:
-    unit = instance.weights.unit
-    return {
-        "blocks": len(instance.blocks),
-        "devices": instance.devices,
-        "cap": instance.cap,
-        "value": found.value / unit,
-        "bound": found.bound / unit,
-        "volume": found.volume / unit,
-        "gap": found.gap,
-        "status": found.status.value,
-        "source": found.source,
-        "seconds": found.seconds,
-    }
 
 
 def published_slack(problem: Problem, shape: Nodes) -> Slack:

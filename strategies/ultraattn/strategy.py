@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from harness.levels import read_levels
+from harness.levels import Level, read_levels, spell_levels
 from harness.plan import Plan, from_json, to_json
 from harness.problem import Direction, Dtype, Problem
 from harness.strategy import Context, Options, Strategy
@@ -36,9 +36,10 @@ PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarch
 NAMES = ("ultraattn", "ultraattn-paper")
 """By whether it plans as the public code does."""
 _SEARCHES = (
-    "%s: searches for plans of %d ranks, up to %g s for each distinct tiling and schedule: seconds "
-    "for 8 ranks, half a minute and more for 64; kept for the next time"
+    "%s: searches for plans of %d ranks, up to %g s for each of %s, which may all end sooner%s; "
+    "kept for the next time"
 )
+_MANY = 32  # ranks from which what is no search takes the most time
 
 
 def plan(
@@ -62,8 +63,7 @@ def report(
     problem: Problem, direction: Direction, options: Options, context: Context
 ) -> Mapping[str, Any]:
     """Return what each level of the plan came to."""
-    both = _both(problem, _mode(options), context, options.candidates)
-    return {**both[direction].report, "made_for": _MADE_FOR}
+    return _said(problem, direction, _mode(options), context, options.candidates)
 
 
 def report_published(
@@ -71,7 +71,28 @@ def report_published(
 ) -> Mapping[str, Any]:
     """Return what each level of the published kind of plan came to."""
     mode = replace(_mode(options), published=True)
-    return {**_both(problem, mode, context, False)[direction].report, "made_for": _MADE_FOR}
+    return _said(problem, direction, mode, context, False)
+
+
+def _said(
+    problem: Problem, direction: Direction, mode: Mode, context: Context, candidates: bool
+) -> Mapping[str, Any]:
+    machine = machine_of(problem, context)
+    return {
+        **_both(problem, mode, context, candidates)[direction].report,
+        "levels": spell_levels(mode.levels),
+        "cluster": machine.name,
+        "gpus_per_node": context.gpus_per_node,
+        "calibrated": machine.fitted is not None,
+        "made_for": _MADE_FOR,
+    }
+
+
+def _searched(mode: Mode) -> str:
+    """Say what is searched, and about how many of each; nothing if no level that does is on."""
+    number = "a few" if mode.published else "some ten"
+    levels = {"tilings": {Level.NODE, Level.DEVICE}, "schedules": {Level.SCHEDULE}}
+    return " and ".join(f"{number} {name}" for name, each in levels.items() if each & mode.levels)
 
 
 _USUAL: Mapping[str, Any] = {
@@ -84,7 +105,7 @@ _USUAL: Mapping[str, Any] = {
     "rotary": None,
 }
 """What plans are made for; reports give the seconds of these."""
-_MADE_FOR = "bfloat16, head_dim 128, batch 1, so are its times; any other runs it too"
+_MADE_FOR = "bfloat16, head_dim 128, batch 1"
 
 
 def _mode(options: Options) -> Mode:
@@ -112,8 +133,11 @@ def _both(
             judge = context.evaluate or partial(seconds_of, machine_of(bare, context))
             found = or_others(bare, own, context.others, judge)
         else:
-            name = NAMES[mode.published]
-            logging.getLogger(__name__).info(_SEARCHES, name, bare.cp, mode.seconds)
+            name, what = NAMES[mode.published], _searched(mode)
+            if what:
+                rest = "; so many ranks take half a minute and more" if bare.cp > _MANY else ""
+                told = (name, bare.cp, mode.seconds, what, rest)
+                logging.getLogger(__name__).info(_SEARCHES, *told)
             found = plan_both(bare, mode, context)
         return {
             direction.value: {"plan": to_json(each.plan), "report": each.report}

@@ -170,6 +170,7 @@ def test_blocks_are_shown_by_rank_with_every_ranks_account(
     assert call("--strategy", "owner", *SMALL, "--show", "table") == 0
     printed = capsys.readouterr().out
     assert re.search(r"q3 @3 +3 +3 +3 +3\n", printed)
+    assert re.match(r" +k( \d+)+\n +@( \d+)+\n", printed)
     assert re.search(r"^ +0 +0 +0 +0 +3 ", printed, re.MULTILINE)  # k0 goes to three others
     assert "received MiB" in printed
 
@@ -180,13 +181,19 @@ def test_a_timeline_and_the_levels_of_a_planner_are_shown(
     words = ["--strategy", "ultraattn:seconds=0.02", *SMALL, "--pattern", "star"]
     assert call(*words, "--show", "timeline") == 0
     # A calibration may find so small a plan as fast as it is; a datasheet never does.
-    assert re.search(r"^(refined +no:|schedule )", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"^(refined +no:|schedule )", printed, re.MULTILINE)
+    said = re.search(r"^timeline +[0-9.]+ ms by the planner's own timeline on", printed, re.M)
+    assert said, "a time is printed whether or not the plan was scheduled"
+    assert "h100-hamming, without what the calibration knows" in " ".join(printed.split())
     words += ["--cluster", "h100-8x8"]
     assert call(*words, "--show", "timeline") == 0
     printed = capsys.readouterr().out
     assert "compute" in printed
-    assert re.search(r"^schedule +[0-9.]+ ms, bound", printed, re.MULTILINE)
-    assert re.search(r"^made for +bfloat16, head_dim 128, batch 1", printed, re.MULTILINE)
+    assert re.search(r"^schedule +[0-9.]+ ms by that timeline, bound", printed, re.MULTILINE)
+    assert re.search(r"^planned for +h100-8x8, 8 GPUs a node$", printed, re.MULTILINE)
+    assert re.search(r"^planned as +for bfloat16, head_dim 128, batch 1", printed, re.MULTILINE)
+    assert "calibration" not in printed
     assert call(*words, "--json") == 0
     levels = json.loads(capsys.readouterr().out)["levels"]
     assert set(levels) >= {"remap", "kernel", "schedule", "makespan_s"}

@@ -174,7 +174,12 @@ def test_a_found_remap_leaves_strided_nothing_to_send_between_nodes(nodes: int) 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("node+node", "'node' is named twice in 'node\\+node'"), ("node+nope", "'nope' is unknown")],
+    [
+        ("node+node", "'node' is named twice in 'node\\+node'"),
+        ("node+nope", "'nope' is unknown"),
+        ("all+node", "'all' must stand alone, as levels=all; or join some of remap, node"),
+        ("node+none", "'none' must stand alone, as levels=none"),
+    ],
 )
 def test_levels_are_known_and_named_once(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
