@@ -166,8 +166,7 @@ def predicted(
 ) -> Record:
     """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
     name = f"{_answer_key(config, machine)}.json"
-    kept = kept_by_this_code(folder, name)
-    facts = None if kept is None else _read(kept)
+    facts = kept_by_this_code(folder, name, _read)
     if facts is None:
         facts = _predict(config, machine, fitted, known, folder)
         keep(folder, name, json.dumps(facts).encode())
@@ -179,12 +178,9 @@ def _answer_key(config: Config, machine: Cluster) -> str:
     return hashlib.sha256(repr((config.hash, machine)).encode()).hexdigest()[:24]
 
 
-def _read(kept: bytes) -> dict[str, Any] | None:
-    try:
-        facts = json.loads(kept)
-        return {**facts, "status": Status(facts["status"])}
-    except (ValueError, KeyError, TypeError):
-        return None
+def _read(kept: bytes) -> dict[str, Any]:
+    facts = json.loads(kept)
+    return {**facts, "status": Status(facts["status"])}
 
 
 def _predict(

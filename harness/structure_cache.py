@@ -31,8 +31,7 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
         UnsupportedError: The strategy cannot do this problem.
     """
     name = f"{_key(config, fitted)}.json.z"
-    content = None if folder is None else kept_by_this_code(folder, name)
-    kept = None if content is None else structure_from(content)
+    kept = None if folder is None else kept_by_this_code(folder, name, structure_from)
     if kept is not None:
         return kept
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)

@@ -1,17 +1,18 @@
 """A folder of solved assignments, one JSON file each, named by a hash of the problem.
 
 A file is written under another name and then renamed, so a reader sees all of it or nothing,
-however many processes share the folder and whenever one is stopped. A file that cannot be read is
-a miss.
+however many processes share the folder and whenever one is stopped. A file that cannot be read or
+was edited is a miss.
 """
 
 import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-from harness.files import write_whole
+from harness.caching import read_kept, write_kept
 from harness.milp import Status
 from strategies.ultraattn.account import Instance, account, most, volume
 from strategies.ultraattn.device import DEFAULT_S, Assigned, assign
@@ -41,23 +42,7 @@ class Cache:
 
     def get(self, instance: Instance) -> Assigned | None:
         """Return what is known of an instance; None when nothing can be read that fits it."""
-        try:
-            fields = json.loads(self.path(instance).read_text(encoding="utf-8"))
-            cells = tuple(tuple(row) for row in fields["cells"])
-            lines = account(instance, cells)
-            found = Assigned(
-                cells=cells,
-                value=most(lines),
-                bound=int(fields["bound"]),
-                volume=volume(lines),
-                status=Status(fields["status"]),
-                seconds=float(fields["seconds"]),
-                source=str(fields["source"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            return None
-        fits = all(line.work <= instance.cap for line in lines)
-        return found if fits and found.value == fields["value"] else None
+        return read_kept(self.path(instance), partial(_read, instance))
 
     def put(self, instance: Instance, found: Assigned) -> None:
         """Keep an assignment, unless a better one of the same instance is kept."""
@@ -65,7 +50,25 @@ class Cache:
         if kept is not None and _merit(kept) <= _merit(found):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path(instance), json.dumps(asdict(found)))
+        write_kept(self.path(instance), json.dumps(asdict(found)).encode())
+
+
+def _read(instance: Instance, content: bytes) -> Assigned | None:
+    """Read an assignment and account for it anew; None if an older account gave another value."""
+    fields = json.loads(content)
+    cells = tuple(tuple(row) for row in fields["cells"])
+    lines = account(instance, cells)
+    found = Assigned(
+        cells=cells,
+        value=most(lines),
+        bound=int(fields["bound"]),
+        volume=volume(lines),
+        status=Status(fields["status"]),
+        seconds=float(fields["seconds"]),
+        source=str(fields["source"]),
+    )
+    fits = all(line.work <= instance.cap for line in lines)
+    return found if fits and found.value == fields["value"] else None
 
 
 def _merit(found: Assigned) -> tuple[int, int, int, float]:

@@ -3,23 +3,30 @@
 Plans are found by a hash of everything that decides them, this project's own code included. While
 one process plans, others that ask for the same plan wait for it: a search under a time limit ends
 elsewhere in each process, and ranks that plan for themselves must come to the same plan. What
-cannot be read is planned again, and where nothing can be written nothing is kept.
+cannot be read or was edited is planned again, and where nothing can be written nothing is kept.
 """
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.caching import cache_folder, code_hash
-from harness.files import write_whole
+from harness.caching import cache_folder, code_hash, read_kept, write_kept
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 T = TypeVar("T")
 Kept = Mapping[str, Any]
 """What is kept of a plan, as JSON."""
+
+_LOG = logging.getLogger(__name__)
+_SILENT_S = 2.0
+"""So long a process waits for another one without a word."""
 
 
 def key_of(**what: object) -> str:
@@ -41,33 +48,40 @@ def _plain(value: object) -> object:
     return repr(value)
 
 
-def kept(key: str, make: Callable[[], Kept], read: Callable[[Kept], T]) -> T:
+def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T]) -> T:
     """Return what is kept under a key, read; make and keep it if there is nothing that can be.
 
     Args:
+        name: Of what is made, for messages.
         key: See `key_of`.
         make: Makes it, in one process at a time.
         read: Turns it into what is wanted; what it cannot read is made again.
     """
-    from filelock import FileLock, Timeout
-
     path = cache_folder() / "plans" / f"{key}.json"
-    found = _read(path, key, read)
+
+    def find() -> T | None:
+        return read_kept(path, lambda content: read(json.loads(content)))
+
+    found = find()
     if found is not None:
         return found
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))
-        lock.acquire()
-    except (OSError, NotImplementedError, Timeout):  # a folder that takes no files
-        return read(make())
+        lock = _locked(name, path)
+    except (OSError, NotImplementedError) as error:  # a folder that takes no files, or no locks
+        made = make()
+        _say_lost(name, path, error)
+        return read(made)
     try:
-        found = _read(path, key, read)
+        found = find()
         if found is not None:
             return found
         made = make()
-        with suppress(OSError):  # a full disk
-            write_whole(path, json.dumps({"key": key, "kept": made}))
+        try:
+            write_kept(path, json.dumps(made).encode())
+        except OSError as error:  # a full disk
+            _say_lost(name, path, error)
+        else:
+            _LOG.info("%s: its plan is kept for the next time", name)
         return read(made)
     finally:
         lock.release()
@@ -75,10 +89,26 @@ def kept(key: str, make: Callable[[], Kept], read: Callable[[Kept], T]) -> T:
             path.with_suffix(".lock").unlink()
 
 
-def _read(path: Path, key: str, read: Callable[[Kept], T]) -> T | None:
-    """Return what a file holds; None if it is none, another's, or not to be understood."""
+def _locked(name: str, path: Path) -> "BaseFileLock":
+    """Take the lock of a file to be made; says so if another process has it for long.
+
+    Raises:
+        OSError: There can be no file.
+        NotImplementedError: The file system has no locks.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_suffix(".lock"))
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return read(found["kept"]) if found["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError):
-        return None
+        lock.acquire(timeout=_SILENT_S)
+    except Timeout:
+        _LOG.info("%s: waits for another process that plans the same (%s)", name, lock.lock_file)
+        lock.acquire()
+    return lock
+
+
+def _say_lost(name: str, path: Path, error: Exception) -> None:
+    why = getattr(error, "strerror", None) or error
+    text = "%s: its plan cannot be kept in %s (%s), so the next run searches again"
+    _LOG.info(text, name, path.parent, why)

@@ -36,8 +36,7 @@ PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarch
 NAMES = ("ultraattn", "ultraattn-paper")
 """By whether it plans as the public code does."""
 _SEARCHES = (
-    "%s: searches for plans of %d ranks, up to %g s for each of %s, which may all end sooner%s; "
-    "kept for the next time"
+    "%s: searches for plans of %d ranks, up to %g s for each of %s, which may all end sooner%s"
 )
 _MANY = 32  # ranks from which what is no search takes the most time
 
@@ -126,14 +125,15 @@ def _both(
     whether it is a layer's; so plans must not depend on them, and are made for `_USUAL` ones.
     """
     bare = replace(problem, **_USUAL)
+    name, compared = NAMES[mode.published], candidates and context.others is not None
 
     def make() -> Kept:
-        if candidates and context.others is not None:
+        if compared and context.others is not None:
             own = _both(bare, mode, context, candidates=False)
             judge = context.evaluate or partial(seconds_of, machine_of(bare, context))
             found = or_others(bare, own, context.others, judge)
         else:
-            name, what = NAMES[mode.published], _searched(mode)
+            what = _searched(mode)
             if what:
                 rest = "; so many ranks take half a minute and more" if bare.cp > _MANY else ""
                 told = (name, bare.cp, mode.seconds, what, rest)
@@ -150,7 +150,7 @@ def _both(
         mode=mode,
         gpus_per_node=context.gpus_per_node,
         cluster=context.cluster,
-        candidates=candidates and context.others is not None,
+        candidates=compared,
     )
 
     def read(both: Kept) -> Mapping[Direction, Planned]:
@@ -160,7 +160,7 @@ def _both(
             for each in (both[direction.value],)
         }
 
-    return kept(key, make, read)
+    return kept(f"{name}:candidates=true" if compared else name, key, make, read)
 
 
 _ACCEPTS = frozenset({"levels", "seconds", "prove"})

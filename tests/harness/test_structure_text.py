@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import structure_cache
+from harness.caching import write_kept
 from harness.calibration import Calibration, calibration
 from harness.cluster import Runtime, cluster
 from harness.config import Config, Where
@@ -299,10 +300,14 @@ def test_a_damaged_file_is_planned_anew_and_mended(
     assert structure_of(cell, H800, tmp_path) == before
     assert len(proofs) == 1
     middle = len(content) // 2
-    wrong = text(content)
-    wrong["tokens"] = str(wrong["tokens"])
     flipped = content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
-    for times, damaged in enumerate((content[:-1], flipped, packed(wrong), b""), start=2):
+    checksum, _, kept = content.partition(b"\n")
+    wrong = {**text(kept), "tokens": 3}
+    edited = checksum + b"\n" + packed(wrong)
+    write_kept(file, packed({**wrong, "tokens": "3"}))
+    of_no_type = file.read_bytes()
+    damages = (content[:-1], flipped, edited, of_no_type, packed(wrong), b"")
+    for times, damaged in enumerate(damages, start=2):
         file.write_bytes(damaged)
         assert structure_of(cell, H800, tmp_path) == before
         assert len(proofs) == times

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.caching import write_kept
 from harness.milp import Status
 from strategies.ultraattn import cache as module
 from strategies.ultraattn.account import Instance, account, most, volume
@@ -84,12 +85,19 @@ def test_an_unproved_answer_is_kept_and_improved_where_asked(tmp_path: Path) -> 
         lambda text: json.dumps({**json.loads(text), "value": 1}),
     ],
 )
-def test_a_spoiled_file_is_a_miss_and_is_replaced(tmp_path: Path, spoil: object) -> None:
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_spoiled_file_is_a_miss_and_is_replaced(
+    tmp_path: Path, checked: bool, spoil: object
+) -> None:
     cache = Cache(tmp_path)
     first = assign_cached(_EASY, cache, prove=True)
     path = cache.path(_EASY)
     assert callable(spoil)
-    path.write_text(spoil(path.read_text()))
+    checksum, _, kept = path.read_text().partition("\n")
+    if checked:
+        write_kept(path, spoil(kept).encode())
+    else:
+        path.write_text(checksum + "\n" + spoil(kept))
     assert cache.get(_EASY) is None
     assert assign_cached(_EASY, cache, prove=True).value == first.value
     assert cache.get(_EASY) is not None
@@ -111,6 +119,16 @@ def test_ctrl_c_while_writing_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
     cache.put(_EASY, found)
     assert cache.get(_EASY) == found
+
+
+def test_an_edited_file_is_a_miss_even_where_it_could_be_right(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.put(_HARD, assign(_HARD, seconds=0.2))
+    path = cache.path(_HARD)
+    edited = path.read_text().replace('"status": "feasible"', '"status": "optimal"')
+    assert edited != path.read_text()
+    path.write_text(edited)
+    assert cache.get(_HARD) is None
 
 
 def _hammer(folder: Path, instance: Instance, found: Assigned, times: int) -> None:

@@ -1,12 +1,18 @@
 """The strategy as a whole: right for any table, no slower than what it improves, kept once."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -18,13 +24,14 @@ from harness.cluster import cluster, measured
 from harness.contexts import context_on
 from harness.defaults import usual
 from harness.levels import Level, read_levels, spell_levels
-from harness.plan import Plan, legs_of
+from harness.plan import Plan, legs_of, to_json
 from harness.problem import Direction, Dtype, Problem
 from harness.simulate import simulate
 from harness.strategy import Context
 from harness.verify import verify
 from patterns import make_pattern
 from strategies import strategy
+from strategies.ultraattn import kept as keeping
 from strategies.ultraattn import strategy as module
 from strategies.ultraattn.planner import Mode, plan_both
 from tests.harness.numeric import table_pattern, wrong
@@ -301,9 +308,8 @@ def test_a_plan_is_made_once_and_then_read(tmp_path: Path, monkeypatch: pytest.M
     assert both(f"ultraattn:{QUICK}", p) == first
     (kept,) = (tmp_path / "plans").glob("*.json")
     whole = kept.read_text()
-    other = json.dumps({**json.loads(whole), "key": "of another problem"})
-    empty = json.dumps({**json.loads(whole), "kept": {"forward": 3}})
-    for spoiled in ("{", "{}", "[3]", whole[:500], other, empty):
+    _, _, content = whole.partition("\n")
+    for spoiled in ("{", "{}", "[3]", whole[:500], content):
         kept.write_text(spoiled)
         module._both.cache_clear()
         with pytest.raises(RuntimeError, match="planned again"):
@@ -318,6 +324,114 @@ def test_where_heads_share_keys_it_sends_keys_between_nodes_and_not_queries() ->
     ):
         assert context.evaluate is not None
         assert context.evaluate(ours) <= context.evaluate(zigzag)
+
+
+def _swapped(whole: str) -> str:
+    checksum, _, content = whole.partition("\n")
+    found = json.loads(content)
+    swapped = {"forward": found["backward"], "backward": found["forward"]}
+    return f"{checksum}\n{json.dumps(swapped)}"
+
+
+def _another_strategys(whole: str) -> str:
+    checksum, _, content = whole.partition("\n")
+    found = json.loads(content)
+    for each, plan in zip(found.values(), both("zigzag", problem("star", 83, cp=3)), strict=True):
+        each["plan"] = to_json(plan)
+    return f"{checksum}\n{json.dumps(found)}"
+
+
+def _another_report(whole: str) -> str:
+    checksum, _, content = whole.partition("\n")
+    found = json.loads(content)
+    found["forward"]["report"] = [3]
+    return f"{checksum}\n{json.dumps(found)}"
+
+
+def _deep(whole: str) -> str:
+    return whole.partition("\n")[0] + "\n" + "[" * 10**5
+
+
+def _a_byte(whole: str) -> str:
+    return re.sub(r"\[1,", "[2,", whole, count=1)
+
+
+@pytest.mark.parametrize("edit", [_swapped, _another_strategys, _another_report, _deep, _a_byte])
+def test_a_kept_plan_that_was_edited_is_planned_anew_and_mended(
+    edit: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    p = problem("star", 83, cp=3)
+    module._both.cache_clear()
+    both(f"ultraattn:{QUICK}", p)
+    (kept,) = (tmp_path / "plans").glob("*.json")
+    edited = edit(kept.read_text())
+    assert edited != kept.read_text()
+    kept.write_text(edited)
+    module._both.cache_clear()
+    forward, backward = both(f"ultraattn:{QUICK}", p)
+    assert not wrong(forward, backward)
+    report = strategy("ultraattn").strategy.report
+    assert report is not None
+    options = strategy(f"ultraattn:{QUICK}").options
+    assert "makespan_s" in report(p, Direction.FORWARD, options, Context())
+    mended = kept.read_text()
+    assert mended != edited
+    module._both.cache_clear()
+    assert both(f"ultraattn:{QUICK}", p) == [forward, backward]
+    assert kept.read_text() == mended
+
+
+@pytest.mark.parametrize("text", [f"ultraattn:{QUICK}", f"ultraattn:{QUICK},candidates=true"])
+def test_plans_are_said_to_be_kept_where_they_are(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "strategies")
+    p, context = problem("star", 89, cp=3), context_on(cluster("h100-8x8"))
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "folder"):
+        caplog.clear()
+        monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path / folder))
+        module._both.cache_clear()
+        both(text, p, context)
+        said = "kept for the next time" in caplog.text
+        assert said == any((tmp_path / "folder").rglob("plans/*.json"))
+        assert said == (f"cannot be kept in {tmp_path / folder / 'plans'} (" not in caplog.text)
+    monkeypatch.setattr(keeping, "write_kept", _full)
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path / "another"))
+    module._both.cache_clear()
+    caplog.clear()
+    both(text, p, context)
+    assert "kept for the next time" not in caplog.text
+    assert f"cannot be kept in {tmp_path / 'another' / 'plans'} (No space left" in caplog.text
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_who_waits_for_another_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "strategies")
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(keeping, "_SILENT_S", 0.02)
+    (tmp_path / "plans").mkdir()
+    other = (tmp_path / "plans" / "key.lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    def release() -> None:
+        for _ in range(500):
+            if "waits for another process" in caplog.text:
+                break
+            time.sleep(0.01)
+        other.close()
+
+    thread = Thread(target=release)
+    thread.start()
+    assert keeping.kept("ultraattn", "key", lambda: {"a": 1}, dict) == {"a": 1}
+    thread.join()
+    assert f"plans the same ({tmp_path / 'plans' / 'key.lock'})" in caplog.text
 
 
 def test_a_pattern_that_allows_nothing_is_planned() -> None:
