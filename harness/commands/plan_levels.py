@@ -101,11 +101,11 @@ def _tilings(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[
         )
     yield from dict.fromkeys(("chunks", _chunk(name, each, direction)) for name, each in found)
     if levels.get("allocation") == "row owner":
-        on = read_levels(levels["levels"])
+        on = read_levels(levels["on"])
         if on & {Level.NODE, Level.DEVICE}:
             yield "tilings", "none found that beats blocks at their rows' owners"
         else:
-            yield "tilings", f"not searched (levels={levels['levels']}): at their rows' owners"
+            yield "tilings", f"not searched (levels={levels['on']}): at their rows' owners"
 
 
 def _count(value: float) -> str:

@@ -90,7 +90,7 @@ def _print(lines: Sequence[Line], gap: str, console: Console) -> None:
         for name, row in lines:
             line = Text(" " * (label - len(name))) + name
             for at in band:
-                line += Text(gap + " " * (widths[at] - len(row[at]))) + row[at]
+                line.append(gap + " " * (widths[at] - len(row[at]))).append_text(row[at])
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 

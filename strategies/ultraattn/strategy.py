@@ -79,7 +79,7 @@ def _said(
     machine = machine_of(problem, context)
     return {
         **_both(problem, mode, context, candidates)[direction].report,
-        "levels": spell_levels(mode.levels),
+        "on": spell_levels(mode.levels),
         "cluster": machine.name,
         "gpus_per_node": context.gpus_per_node,
         "calibrated": machine.fitted is not None,

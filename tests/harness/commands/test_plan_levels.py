@@ -89,8 +89,8 @@ def test_what_was_not_searched_is_not_said_to_be_lacking(levels: str, line: str)
 
 
 def test_a_search_that_found_nothing_better_says_so() -> None:
-    """Everyone attends everything: rows at their owners are what there is."""
-    levels = {**report("ultraattn:levels=none", causal(3)), "levels": "all"}
+    """The very same plan, had its levels been on."""
+    levels = {**report("ultraattn:levels=none", causal(3)), "on": "all"}
     assert said(levels)["tilings"] == ["none found that beats blocks at their rows' owners"]
 
 
