@@ -1,10 +1,10 @@
 """Transformers that are trained: their shapes and how many parameters they have."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from harness.problem import Dtype, Problem
+from harness.typed import positive, received, whole
 from patterns import make_pattern
 
 
@@ -152,13 +152,12 @@ def model(text: str) -> Model:
         else:
             raise ValueError(f"model ({text}): {key} is unknown; it takes {', '.join(_KEYS)}")
     names = [field.name for field in fields(Model)][1:]
-    whole = {name: value if name == "rotary" else int(value) for name, value in values.items()}
     if first:
-        return replace(MODELS[first], name=text, **whole)  # type: ignore[arg-type]  # by field
+        return replace(MODELS[first], name=text, **values)  # type: ignore[arg-type]  # by field
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"model ({text}) lacks {', '.join(missing)}; start it with a name instead")
-    return Model(name=text, **whole)  # type: ignore[arg-type]  # by field
+    return Model(name=text, **values)  # type: ignore[arg-type]  # by field
 
 
 _KEYS = ("hidden", "layers", "heads", "head_dim", "ffn", "vocab", "rotary")
@@ -166,10 +165,6 @@ _KEYS = ("hidden", "layers", "heads", "head_dim", "ffn", "vocab", "rotary")
 
 def _number(key: str, text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    whole = "" if key == "rotary" else "whole "
-    if not (value > 0 and math.isfinite(value)) or (whole and value != int(value)):
-        raise ValueError(f"model: {key} ({text}) must be a positive {whole}number")
-    return value
+        return positive(text) if key == "rotary" else whole(text)
+    except ValueError as error:
+        raise ValueError(f"model: {key} ({received(text)}) {error}") from None

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
 
 from harness.keeping import Checkpoint
 from harness.levels import Level, read_levels, spell_levels
 from harness.sharding import Placement
+from harness.typed import positive, whole
 
 Value = bool | int | float | str | Placement | Checkpoint
 
@@ -36,9 +36,7 @@ def _flag(value: str) -> bool:
 
 
 def _degree(value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
-        raise ValueError("must be a whole number of at least 1")
-    return int(value)
+    return whole(value)
 
 
 def _placement(value: str) -> Placement:
@@ -61,12 +59,9 @@ def _levels(value: str) -> str:
 
 def _seconds(value: str) -> float:
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < inf:
-        raise ValueError("must be a positive number of seconds")
-    return seconds
+        return positive(value)
+    except ValueError as error:
+        raise ValueError(f"{error} of seconds") from None
 
 
 def _switch(summary: str) -> Option:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 from harness.errors import UnsupportedError
 from harness.problem import Dtype, Problem
+from harness.typed import whole
 
 PREFIX = "peer:"
 _HALF = (Dtype.BFLOAT16, Dtype.FLOAT16)
@@ -193,12 +194,13 @@ def peer(text: str) -> ChosenPeer:
     if not degrees:
         return ChosenPeer(PEERS[name])
     u, _, r = degrees.partition("x")
-    if not (name.endswith("/usp-zigzag") and u.isdigit() and r.isdigit() and int(u) and int(r)):
-        raise ValueError(
-            f"strategy ({text}): degrees ({degrees}) must be like 2x2 (Ulysses x ring), "
-            "and only usp-zigzag takes some"
-        )
-    return ChosenPeer(PEERS[name], int(u), int(r))
+    if not name.endswith("/usp-zigzag"):
+        raise ValueError(f"strategy ({text}): only usp-zigzag takes degrees; leave {degrees} out")
+    try:
+        return ChosenPeer(PEERS[name], whole(u), whole(r))
+    except ValueError as error:
+        rule = f"must be like 2x2 (Ulysses x ring); each {error}"
+        raise ValueError(f"strategy ({text}): degrees ({degrees}) {rule}") from None
 
 
 def refuse(chosen: ChosenPeer, problem: Problem) -> None:

@@ -15,6 +15,7 @@ from harness.plan import Plan, Scope
 from harness.problem import Direction, Problem
 from harness.residency import without_collection
 from harness.sharding import Placement
+from harness.typed import received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +265,11 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     key = key.replace("-", "_")
     if key not in strategy.accepts and key not in _EVERYBODY:
         known = ", ".join(f"{name}=" for name in sorted(strategy.accepts)) or "no options"
-        mesh_hint = f"{part}x2 (Ulysses x ring) or ulysses={part}, or " if part.isdigit() else ""
+        mesh_hint = (
+            f"{part}x2 (Ulysses x ring) or ulysses={part}, or "
+            if re.fullmatch("[0-9]+", part)
+            else ""
+        )
         raise ValueError(
             f"{strategy.name}: option ({key}) is unknown; "
             f"it takes {mesh_hint if 'ulysses' in strategy.accepts else ''}{known}, and as all do "
@@ -273,7 +278,7 @@ def _with_option(options: Options, strategy: Strategy, part: str) -> Options:
     try:
         return replace(options, **{key: read_option(key, value)})  # type: ignore[arg-type]  # read by key
     except ValueError as error:
-        raise ValueError(f"{strategy.name}: {key} ({value}): {error}") from None
+        raise ValueError(f"{strategy.name}: {key} ({received(value)}): {error}") from None
 
 
 def accepted(strategy: Strategy) -> Mapping[str, str]:

@@ -4,7 +4,7 @@
 """
 
 from patterns.geometry import Band, Block, Chunk, Relation, band_area
-from patterns.pattern import Pattern
+from patterns.pattern import LONGEST, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
 from patterns.tables import remap_order
 from patterns.text import PATTERNS, file_of, make_pattern
@@ -13,6 +13,7 @@ __all__ = [
     "CAUSAL",
     "EMPTY",
     "FULL",
+    "LONGEST",
     "PATTERNS",
     "Band",
     "Block",

@@ -7,8 +7,8 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Parameter, Values, choice
-from patterns.pattern import Bools
+from patterns.kind import Kind, Mask, Parameter, Values, choice, digits
+from patterns.pattern import LONGEST, Bools
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,10 @@ class SameDocument:
 
 def _lengths(value: str) -> str:
     parts = [part.strip() for part in value.split("+")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError("must be whole numbers >= 1 joined by +; try 5+11+48")
-    return "+".join(str(int(part)) for part in parts)
+    lengths = [digits(part) for part in parts]
+    if not all(length is not None and 1 <= length <= LONGEST for length in lengths):
+        raise ValueError(f"must be whole numbers in 1..{LONGEST} joined by +; try 5+11+48")
+    return "+".join(map(str, lengths))
 
 
 def _documents(values: Values, seqlen_q: int, _: int) -> Mask:

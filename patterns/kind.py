@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from patterns.geometry import Band
-from patterns.pattern import Predicate
+from patterns.pattern import LONGEST, Predicate
 
 Values = Mapping[str, str]  # parameter name -> canonical value
+_MOST_DIGITS = 20  # Python reads no more than 4300, and no position has so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,19 @@ class Kind:
     cross: bool = True
 
 
-def whole(default: int, *, least: int, most: int | None = None) -> Parameter:
+def digits(value: str) -> int | None:
+    """Read the digits 0 to 9 as a whole number; None where there is anything else, or too many."""
+    short = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
+    return int(value) if short else None
+
+
+def whole(default: int, *, least: int, most: int = LONGEST) -> Parameter:
     """Return a parameter that is a whole number in `[least, most]`."""
 
     def canonical(value: str) -> str:
-        rule = f">= {least}" if most is None else f"in {least}..{most}"
-        number = int(value) if value.isascii() and value.isdigit() else -1
-        if number < least or (most is not None and number > most):
-            raise ValueError(f"must be a whole number {rule}; try {default}")
+        number = digits(value)
+        if number is None or not least <= number <= most:
+            raise ValueError(f"must be a whole number in {least}..{most}; try {default}")
         return str(number)
 
     return Parameter(default=str(default), canonical=canonical)

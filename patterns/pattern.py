@@ -22,6 +22,7 @@ from patterns.geometry import (
 
 Bools = NDArray[np.bool_]
 Predicate = Callable[[Ints, Ints], Bools]  # (query positions, key positions), broadcast together
+LONGEST = 1 << 30  # tokens; areas then fit in int64 with room to spare
 _SHADES = "·░▒▓█"
 _FEW = 64  # bands that a python loop counts faster than numpy
 

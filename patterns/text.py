@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from patterns import dense, documents, tables
 from patterns.kind import Kind, Values
-from patterns.pattern import Pattern
+from patterns.pattern import LONGEST, Pattern
 
 PATTERNS: Mapping[str, Kind] = {
     "full": dense.FULL,
@@ -19,7 +19,6 @@ PATTERNS: Mapping[str, Kind] = {
     "streaming": tables.STREAMING,
     "table": tables.TABLE,
 }
-_LONGEST = 1 << 30  # tokens; areas then fit in int64 with room to spare
 
 
 def make_pattern(
@@ -74,8 +73,8 @@ def _named(text: str) -> tuple[str, Kind, str]:
 
 def _check_lengths(name: str, kind: Kind, seqlen_q: int, seqlen_kv: int, cross: bool) -> None:
     for side, length in (("seqlen_q", seqlen_q), ("seqlen_kv", seqlen_kv)):
-        if not 1 <= length <= _LONGEST:
-            raise ValueError(f"{name}: {side} ({length}) must be in 1..{_LONGEST} tokens; try 4096")
+        if not 1 <= length <= LONGEST:
+            raise ValueError(f"{name}: {side} ({length}) must be in 1..{LONGEST} tokens; try 4096")
     if seqlen_q == seqlen_kv:
         return
     unequal = f"{name}: seqlen_q ({seqlen_q}) differs from seqlen_kv ({seqlen_kv})"

@@ -1,20 +1,21 @@
 """Arguments that several verbs share, and how their values are read."""
 
 import argparse
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import partial
 from textwrap import wrap
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from harness import defaults, models
+from harness import defaults, models, typed
 from harness.cluster import CLUSTERS, DEFAULT, Runtime
 from harness.figures import short
 from harness.models import Model
 from harness.plan import Scope
 from harness.problem import Direction, Dtype, Problem
-from patterns import make_pattern
+from harness.typed import received, whole
+from patterns import LONGEST, make_pattern
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -38,21 +39,23 @@ def length(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: It is none, or less than 1.
     """
-    match = re.fullmatch(r"(\d+)([km]?)", text.strip().lower())
-    if match is None or int(match[1]) < 1:
-        raise argparse.ArgumentTypeError(f"length ({text}) must be like 1000, 64k or 1m")
-    return int(match[1]) * _UNITS[match[2]]
+    match = re.fullmatch(r"([0-9]{1,10})([km]?)", text.strip().lower())
+    tokens = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 1 <= tokens <= LONGEST:
+        most = f"at most {short(LONGEST)}"
+        raise argparse.ArgumentTypeError(
+            f"length ({received(text)}) must be like 1000, 64k or 1m, {most}"
+        )
+    return tokens
 
 
 def count(text: str) -> int:
-    """Read a whole number of at least 1.
+    """Read a whole number of at least 1, and no larger than makes sense.
 
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
-    if not text.strip().isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"({text}) must be a whole number of at least 1")
-    return int(text)
+    return _number(whole, text)
 
 
 def degree(text: str) -> int:
@@ -61,10 +64,7 @@ def degree(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
-    cp = count(text)
-    if cp > _MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"cp ({cp}) must be at most {_MOST_RANKS}")
-    return cp
+    return _number(partial(whole, most=_MOST_RANKS), text)
 
 
 def positive(text: str) -> float:
@@ -73,13 +73,14 @@ def positive(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
+    return _number(typed.positive, text)
+
+
+def _number(read: Callable[[str], T], text: str) -> T:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"({text}) must be a positive number")
-    return value
+        return read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"({received(text)}) {error}") from None
 
 
 def dtype(text: str) -> Dtype:
@@ -123,21 +124,27 @@ def model(text: str) -> Model:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def choice(kind: type[E]) -> Callable[[str], E]:
-    """Read one of the values of an enumeration.
+def choice(taken: Iterable[E]) -> Callable[[str], E]:
+    """Read one of the values of an enumeration, or of those of its values that are taken.
 
     Raises:
-        argparse.ArgumentTypeError: It is none; the choices are listed.
+        argparse.ArgumentTypeError: It is none; those that are taken are listed.
     """
+    known = {member.value: member for member in taken}
 
     def read(text: str) -> E:
-        try:
-            return kind(text.strip().lower())
-        except ValueError:
-            known = ", ".join(member.value for member in kind)
-            raise argparse.ArgumentTypeError(f"({text}) is unknown; choose {known}") from None
+        member = known.get(text.strip().lower())
+        if member is None:
+            raise argparse.ArgumentTypeError(f"({text}) is unknown; choose {', '.join(known)}")
+        return member
 
     return read
+
+
+def one_of(taken: Iterable[StrEnum]) -> dict[str, Any]:
+    """The arguments of a flag that takes one of some values: it shows what it reads."""
+    members = tuple(taken)
+    return {"type": choice(members), "choices": members}
 
 
 def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -182,8 +189,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_cluster(group)
     group.add_argument(
         "--runtime",
-        type=choice(Runtime),
-        choices=tuple(Runtime),
+        **one_of(Runtime),
         default=Runtime.GRAPH,
         help="a captured graph, or every launch from the host by torch",
     )
@@ -217,8 +223,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scope",
-        type=choice(Scope),
-        choices=tuple(Scope),
+        **one_of(Scope),
         default=Scope.ATTENTION,
         help="attention, or the whole layer with its projections",
     )

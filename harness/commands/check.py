@@ -16,7 +16,6 @@ from harness import checks
 from harness.check import Cell, Status
 from harness.commands.arguments import (
     Help,
-    choice,
     count,
     dtype,
     example,
@@ -24,6 +23,7 @@ from harness.commands.arguments import (
     length,
     listed,
     model,
+    one_of,
 )
 from harness.commands.progress import Live, Output
 from harness.config import Config, Where
@@ -71,15 +71,13 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("--dtype", type=listed(dtype), help="precisions")
     parser.add_argument(
         "--transport",
-        type=choice(Where),
-        choices=(Where.LOCAL, Where.GLOO),
+        **one_of((Where.LOCAL, Where.GLOO)),
         default=Where.LOCAL,
         help="gloo: also run real processes and ask for the same bits",
     )
     parser.add_argument(
         "--scope",
-        type=choice(Scope),
-        choices=tuple(Scope),
+        **one_of(Scope),
         default=Scope.ATTENTION,
         help="attention, or the whole layer: x and weights to y, and all gradients",
     )

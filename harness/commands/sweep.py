@@ -23,6 +23,7 @@ from harness.commands.arguments import (
     length,
     listed,
     model,
+    one_of,
     positive,
 )
 from harness.commands.progress import Live, Output
@@ -81,9 +82,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         formatter_class=Help,
     )
     parser.add_argument("--suite", default="quick", help="a name, or a TOML file")
-    parser.add_argument(
-        "--mode", type=choice(Mode), choices=tuple(Mode), help="which parts of the suite to run"
-    )
+    parser.add_argument("--mode", **one_of(Mode), help="which parts of the suite to run")
     axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
     axes.add_argument(
         "--strategies",

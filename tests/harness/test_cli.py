@@ -39,9 +39,31 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 
             "explain: argument --strategy: peer:",
         ),
         (["list", "dtypes", "else"], "list: unknown arguments: else"),
-        (["explain", "--cp", "99999"], "explain: argument --cp: cp (99999) must be at most 1024"),
-        (["sweep", "--cp", "2,99999"], "sweep: argument --cp: cp (99999) must be at most 1024"),
+        (
+            ["explain", "--cp", "99999"],
+            "explain: argument --cp: (99999) must be a whole number of at least 1 and at most 1024",
+        ),
+        (
+            ["sweep", "--cp", "2,99999"],
+            "sweep: argument --cp: (99999) must be a whole number of at least 1 and at most 1024",
+        ),
         (["nope"], "python -m harness: argument VERB: invalid choice: 'nope'"),
+        (["plan", "--cp", "²"], "plan: argument --cp: (²) must be a whole number of at least 1"),
+        (["sweep", "--jobs", "²"], "sweep: argument --jobs: (²) must be a whole number of at"),
+        (["sweep", "--memory", "1_0"], "sweep: argument --memory: (1_0) must be a positive number"),
+        (["plan", "--heads-q", "9" * 5000], f"plan: argument --heads-q: ({'9' * 24}...) must be a"),
+        (["plan", "--batch", "9" * 4000], f"plan: argument --batch: ({'9' * 24}...) must be a"),
+        (["simulate", "--head-dim", f"1{'0' * 24}"], "simulate: argument --head-dim: (1000000"),
+        (["plan", "--seqlen", "1025m"], "plan: argument --seqlen: length (1025m) must be like"),
+        (["plan", "--seqlen", "\u0661k"], "plan: argument --seqlen: length (\u0661k) must be like"),
+        (
+            ["check", "--transport", "foo"],
+            "check: argument --transport: (foo) is unknown; choose local, gloo;",
+        ),
+        (
+            ["check", "--transport", "nccl"],
+            "check: argument --transport: (nccl) is unknown; choose local, gloo;",
+        ),
     ],
 )
 def test_a_wrong_call_is_answered_in_a_sentence(

@@ -61,7 +61,7 @@ def test_a_model_is_a_name_or_pairs_or_a_name_with_pairs() -> None:
     [
         ("gpt", "choose from llama3-8b, llama2-7b, qwen3-32b"),
         ("llama3-8b,depth=3", "depth is unknown"),
-        ("llama3-8b,layers=1.5", r"layers \(1.5\) must be a positive whole number"),
+        ("llama3-8b,layers=1.5", r"layers \(1.5\) must be a whole number of at least 1"),
         ("hidden=24,layers=3", "lacks heads_q, heads_kv, head_dim, ffn, vocab, rotary"),
     ],
 )

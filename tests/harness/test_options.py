@@ -71,6 +71,11 @@ def test_degrees_are_spelled_out(text: str, resolved: str) -> None:
         ("ring:prune=yes", ["prune (yes)", "true or false"]),
         ("grid:rows=0", ["rows (0)", "whole number of at least 1"]),
         ("ring:4", ["option (4)", "prune="]),
+        ("grid:rows=²", ["rows (²)", "whole number of at least 1 and at most"]),
+        ("usp:\u0661x2", ["ulysses (\u0661)", "whole number of at least 1 and at most"]),
+        ("ultraattn:seconds=\u0661", ["seconds (\u0661)", "must be a positive number of seconds"]),
+        ("ultraattn:seconds=1_0", ["seconds (1_0)", "must be a positive number of seconds"]),
+        (f"grid:rows={'9' * 5000}", [f"rows ({'9' * 24}...)", "whole number of at least 1"]),
     ],
 )
 def test_what_may_not_be_typed_is_answered_with_what_may(text: str, parts: list[str]) -> None:

@@ -1,0 +1,41 @@
+"""Numbers as people type them: one rule for flags, options of strategies and models."""
+
+import math
+import re
+
+MOST = 2**20
+"""The largest count that is taken: no shape, vocabulary or number of runs is as large."""
+_SHOWN = 24
+
+
+def whole(text: str, most: int = MOST) -> int:
+    """Read a whole number of at least 1, in the digits 0 to 9.
+
+    Raises:
+        ValueError: It is none, or more than `most`; what may be typed.
+    """
+    digits = text.strip().lstrip("0")
+    if re.fullmatch("[0-9]+", digits) and len(digits) <= len(str(most)) and int(digits) <= most:
+        return int(digits)
+    raise ValueError(f"must be a whole number of at least 1 and at most {most}")
+
+
+def positive(text: str) -> float:
+    """Read a positive number, such as 3, 0.5 or 5e5.
+
+    Raises:
+        ValueError: It is none; what may be typed.
+    """
+    plain = re.fullmatch(r"[0-9]*\.?[0-9]*(e[+-]?[0-9]+)?", text.strip().lower())
+    try:
+        value = float(text) if plain else math.nan
+    except ValueError:  # a dot alone
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError("must be a positive number")
+    return value
+
+
+def received(text: str) -> str:
+    """A value as a message repeats it: long ones end in dots."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
