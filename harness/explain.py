@@ -289,7 +289,7 @@ def _saved_bytes(plan: Plan) -> list[int]:
 
 
 def _block_tokens(plan: Plan) -> int | None:
-    """Queries of the widest tile of a plan that sends keys around; None of one that does not."""
+    """Queries of the widest tile of a plan that sends keys around; None if none is or attends."""
     rings = any(
         isinstance(task, Transfer)
         and task.leg.src.rank != task.leg.dst.rank
@@ -298,4 +298,5 @@ def _block_tokens(plan: Plan) -> int | None:
     )
     if not rings:
         return None
-    return max(plan.tokens(task.reads[0]) for task in plan.tasks if isinstance(task, Tile))
+    widths = (plan.tokens(task.reads[0]) for task in plan.tasks if isinstance(task, Tile))
+    return max(widths, default=None)

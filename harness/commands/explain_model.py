@@ -77,7 +77,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def run_model(args: argparse.Namespace) -> int:
-    """Answer for one strategy or all; 1 if the one that was asked for is not legal."""
+    """Answer for one strategy or all; 1 if the one asked for is not legal, or no context fits."""
     idle = given(args, add_problem, *([] if args.max_context else ["seqlen"]))
     if idle:
         raise ValueError(
@@ -95,8 +95,8 @@ def run_model(args: argparse.Namespace) -> int:
         model=args.model,
         machine=machine,
         stack=Stack(checkpoint=args.checkpoint, offload=args.offload, tiled=args.tiled),
-        gpu_bytes=_bytes(args.gpu_memory, machine.gpu.memory_bytes),
-        host_bytes=_bytes(args.host_memory, HOST_BYTES),
+        gpu_bytes=_bytes("--gpu-memory", args.gpu_memory, machine.gpu.memory_bytes),
+        host_bytes=_bytes("--host-memory", args.host_memory, HOST_BYTES),
         step_tokens=step,
         seqlen=args.seqlen,
     )
@@ -106,6 +106,13 @@ def run_model(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(as_json(question, answers), indent=2) + "\n")
     else:
         _print(Output(markup=False, highlight=False), question, answers)
+    if question.step_tokens is not None and all(found.at is None for found in answers):
+        print(
+            f"explain: no context fits, not even {_short(question.step_tokens)} tokens; give more "
+            "--gpu-memory or a smaller --step",
+            file=sys.stderr,
+        )
+        return 1
     return 1 if args.strategy and answers[0].reason is not None else 0
 
 
@@ -121,9 +128,11 @@ def _answers(question: Question, names: Sequence[str]) -> list[Answer]:
     return [found[name] for name in names]
 
 
-def _bytes(gib: float | None, default: int) -> int:
+def _bytes(flag: str, gib: float | None, default: int) -> int:
     if gib is None:
         return default
+    if round(gib * _GIB) < 1:
+        raise ValueError(f"{flag} ({gib:g} GiB) must be a byte or more; it is in GiB, such as 80")
     return round(gib * _GIB)
 
 
@@ -186,7 +195,7 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
     console.print(
         f"{shape.name}, {shape.parameters / 1e9:.2f} billion parameters, batch 1, bfloat16, over "
         f"{machine.gpus} x {machine.gpu.name}; one limit for all: "
-        f"{question.gpu_bytes / _GIB:.1f} GiB a GPU ({question.host_bytes / _GIB:.0f} GiB a host)"
+        f"{_gib(question.gpu_bytes, 1)} GiB a GPU ({_gib(question.host_bytes, 0)} GiB a host)"
     )
     console.print()
     console.print(_table(question, answers))
@@ -210,6 +219,12 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
     for found in answers:
         if found.reason is not None:
             console.print(found.reason)
+
+
+def _gib(size: int, digits: int) -> str:
+    """Bytes in GiB; a size that so few digits would show as nothing has three that count."""
+    value = size / _GIB
+    return f"{value:.{digits}f}" if value >= 0.5 * 10**-digits else f"{value:.3g}"
 
 
 def _table(question: Question, answers: Sequence[Answer]) -> Table:

@@ -56,7 +56,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     group.add_argument(
         "--seconds", type=positive, help="planner's budget per distinct tiling (default: its own)"
     )
-    group.add_argument("--jobs", type=count, default=cores(), help="plans at once (%(default)s)")
+    group.add_argument("--jobs", type=count, help=f"plans at once ({cores()})")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
 
@@ -66,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
     console = Output(markup=False, highlight=False)
     if args.paper == _SPEEDUPS:
         return _speedups(args, console)
-    if args.cp or args.cluster or args.seconds:
-        raise ValueError(f"cp, cluster and seconds are of {_SPEEDUPS}'s figures; leave them out")
+    if args.cp or args.cluster or args.seconds or args.jobs:
+        raise ValueError(
+            f"cp, cluster, seconds and jobs are of {_SPEEDUPS}'s figures; leave them out"
+        )
     found: list[Figure] = []
     for _, group in groupby(figures(args.paper, args.table), key=lambda figure: figure.table):
         rows = list(group)
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _speedups(args: argparse.Namespace, console: Console) -> int:
     chosen = Chosen(figure=args.table, cp=args.cp, cluster=args.cluster, seconds=args.seconds)
-    found = measured_beside(chosen, jobs=args.jobs)
+    found = measured_beside(chosen, jobs=args.jobs or cores())
     if args.json:
         fields = [{**asdict(each), "error": each.error, "holds": each.holds} for each in found]
         sys.stdout.write(json.dumps(fields, indent=2) + "\n")

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,10 +154,11 @@ def run(args: argparse.Namespace) -> int:
         _say_if_other(asked, results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
-        finally:  # what is done is done, also if Ctrl-C ends it here
-            records = in_order(cells, results.records)
-            others = [each for each in latest(results.records) if each["config_hash"] not in asked]
-            write_summaries(folder, [*records, *others])
+        except BaseException:  # what is done is done, also if Ctrl-C ends it here
+            with suppress(OSError):  # a full disk: what ended it says more
+                _summarise(results, cells)
+            raise
+        records = _summarise(results, cells)
     if args.json:
         json.dump(records, sys.stdout)
         print()
@@ -170,6 +171,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"sweep: nothing ran: {len(records)} cells, none ok; see why above", file=sys.stderr)
         return 1
     return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
+
+
+def _summarise(results: ResultFolder, cells: Sequence[Config]) -> list[Record]:
+    """Write the tables of a folder; returns the records of the cells that were asked for."""
+    asked = {cell.hash for cell in cells}
+    records = in_order(cells, results.records)
+    others = [each for each in latest(results.records) if each["config_hash"] not in asked]
+    write_summaries(results.folder, [*records, *others])
+    return records
 
 
 def _say_if_other(asked: set[str], records: Sequence[Record], folder: Path) -> None:

@@ -38,6 +38,7 @@ from harness.verify import verify
 from strategies import strategy
 
 _MIB = 2**20
+_TIMEOUT_S = 120
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -64,7 +65,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--measured", action="store_true", help="run it here, in cp processes; give a small problem"
     )
     group.add_argument(
-        "--timeout", type=count, default=120, metavar="S", help="seconds that the run may take"
+        "--timeout", type=count, metavar="S", help=f"seconds that the run may take ({_TIMEOUT_S})"
     )
     group = parser.add_argument_group("output")
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write Chrome trace JSON")
@@ -90,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         if idle:
             raise ValueError(f"{idle}: these are of a simulation; leave --measured or these out")
         return _measured(args, problem, direction)
+    if args.timeout is not None:
+        raise ValueError(f"--timeout ({args.timeout}) is of a run here; add --measured")
     machine, runtime = cluster(args.cluster), args.runtime
     machine.require(problem.cp)
     program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
@@ -142,7 +145,7 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
     if problem.head_dim_v != problem.head_dim:
         raise ValueError(f"--head-dim-v ({problem.head_dim_v}) must be --head-dim with --measured")
     with Team(config.cp) as team:
-        found = traced(config, team, args.timeout)
+        found = traced(config, team, args.timeout or _TIMEOUT_S)
     if args.output is not None:
         _write(args.output, to_chrome(found.trace))
     if args.json:

@@ -1,7 +1,9 @@
 """The command line: wrong calls answered in a line, and errors in a user's words."""
 
 import errno
+import json
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from harness import cli
 from harness.commands import explain
 from harness.errors import MeasurementError, told
 from strategies.ultraattn import strategy as ultraattn
+from tests.harness.test_pool import ROOT
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
@@ -203,6 +206,49 @@ def test_a_search_is_announced_once_and_a_kept_plan_is_not(
     assert cli.main(words) == 0
     assert "searches" not in capsys.readouterr().err
     assert not logging.getLogger("strategies").handlers
+
+
+def test_ctrl_c_while_torch_is_imported_is_answered_as_later(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException:\n"  # what some imports do
+        "    pass\n"
+    )
+    words = [sys.executable, "-m", "harness", "plan", "--strategy", "ring"]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert done.stderr == "plan: interrupted; nothing was begun\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--strategy", "ring", "--cp", "2", "--seqlen", "66", "-o", "plan.json"],
+        ["trace", "--strategy", "ring", "--cp", "2", "--seqlen", "66", "-o", "plan.json"],
+    ],
+)
+def test_a_closed_stdout_is_no_failure_and_the_file_is_written(
+    words: list[str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        f"{shlex.join([sys.executable, '-m', 'harness', *words])} >&-",
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "plan.json").read_text())
 
 
 def test_an_interpreter_without_the_packages_is_told_which_one_has_them() -> None:

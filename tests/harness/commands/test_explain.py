@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +155,14 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call("--help")
     assert "  python -m harness explain --strategy ring" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--strategy", "ring"], ["--json"]])
+def test_a_pattern_in_which_nothing_is_attended_is_explained(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "zero.txt"
+    table.write_text("000\n000\n")
+    shape = ["--cp", "3", "--seqlen", "97", "--heads-q", "6", "--heads-kv", "2"]
+    assert call("--pattern", f"table:file={table}", *shape, *words) == 0
+    assert "ring" in capsys.readouterr().out

@@ -72,6 +72,23 @@ def test_the_table_has_a_bar_for_each_and_fits_eighty_columns(
     assert said in " ".join(printed.split())
 
 
+def test_where_no_context_fits_the_status_is_1_and_the_limit_has_its_digits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.commands.explain_model.EVERY_STRATEGY", {"ulysses": 0, "grid": 0})
+    words = ["--model", "llama3-8b", "--max-context", "--gpu-memory"]
+    assert call(*words, "1e-3", "--host-memory", "0.25") == 1
+    captured = capsys.readouterr()
+    assert len(re.findall("does not fit$|does not fit +$", captured.out, re.M)) == 2
+    assert "0.001 GiB a GPU (0.25 GiB a host)" in captured.out.replace("\n", " ")
+    assert captured.err.endswith(
+        "explain: no context fits, not even 1M tokens; give more --gpu-memory or a smaller --step\n"
+    )
+    assert call(*words, "1e-3", "--strategy", "ulysses") == 1
+    with pytest.raises(ValueError, match=r"--gpu-memory \(1e-10 GiB\) must be a byte or more"):
+        call(*words, "1e-10")
+
+
 def test_at_one_length_there_are_peaks(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "llama3-8b", "--seqlen", "3m", "--strategy", "upipe"]
     assert call(*words) == 0

@@ -50,6 +50,8 @@ def said(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str]:
             "trace --measured --cluster h800 --dispatch greedy",
             "--cluster, --dispatch: these are of a",
         ),
+        ("trace --strategy ring --timeout 120", "--timeout (120) is of a run here; add --measured"),
+        ("reproduce upipe --jobs 3", "seconds and jobs are of ultraattn's figures"),
         ("check --repeat 3", "--repeat (3) is of real processes; add --transport gloo"),
         ("compare a b --threshold nan", "(nan) must be a positive number"),
         ("calibrate --check a.toml --cluster h800", "leave --from-logs and --cluster out"),

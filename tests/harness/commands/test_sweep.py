@@ -1,6 +1,7 @@
 """The verb `sweep`: records, JSON, folders, and every wrong flag."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -12,7 +13,9 @@ from typing import NoReturn
 import pytest
 
 from harness import cli
+from harness.commands import sweep
 from harness.config import Config
+from harness.errors import MeasurementError
 from harness.records import FILE, read_records
 from tests.harness import sweeps
 from tests.harness.test_pool import ROOT
@@ -169,6 +172,23 @@ def test_a_full_disk_stops_with_a_message_and_a_valid_file(tmp_path: Path) -> No
     assert 0 < len(read_records(tmp_path)) < 4
     assert call(tmp_path, "--resume") == 0
     assert len(read_records(tmp_path)) == 4
+
+
+def test_a_full_disk_says_first_that_records_are_safe_also_where_no_table_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "summary.csv")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise MeasurementError("3 records are safe; give --resume")
+
+    monkeypatch.setattr(sweep, "write_summaries", no_room)
+    assert call(tmp_path / "whole") == 1
+    assert capsys.readouterr().err.endswith("sweep: No space left on device: summary.csv\n")
+    monkeypatch.setattr(sweep, "_run", stopped)
+    assert call(tmp_path / "stopped") == 1
+    assert capsys.readouterr().err == "sweep: 3 records are safe; give --resume\n"
 
 
 @pytest.mark.parametrize(
