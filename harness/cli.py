@@ -31,6 +31,7 @@ from harness.commands import (
 )
 from harness.commands.progress import wrapped
 from harness.errors import HarnessError, UnsupportedError
+from harness.workers import Terminated
 
 _PROGRAM = "python -m harness"
 _VERBS = (
@@ -131,6 +132,9 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     try:
         status: int = args.run(args)
         sys.stdout.flush()
+    except Terminated:
+        print(f"{args.verb}: terminated; what was done is kept", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print(f"{args.verb}: interrupted; what was done is kept", file=sys.stderr)
         return 130

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,6 +21,10 @@ _PR_SET_PDEATHSIG = 1
 """Source: Linux, include/uapi/linux/prctl.h."""
 _QUEUED = 2
 """Items handed out per worker: one under way, one waiting."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came while workers were at work: all ends as with Ctrl-C."""
 
 
 def cores() -> int:
@@ -91,6 +95,7 @@ def _until_broken(
     )
     drawn: list[T] = []
     running: dict[Future[R], T] = {}
+    _hear_sigterm()
     try:
         while True:
             drawn += islice(todo, _QUEUED * jobs - len(running))
@@ -111,7 +116,27 @@ def _until_broken(
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+        _leave_sigterm()
     return []
+
+
+def _hear_sigterm() -> None:
+    """Let SIGTERM raise `Terminated`, unless the program has its own way: pools must be closed."""
+    here = threading.current_thread() is threading.main_thread()  # others may set no handler
+    if here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _leave_sigterm() -> None:
+    here = threading.current_thread() is threading.main_thread()
+    if here and signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(*_: object) -> NoReturn:
+    """Raise once: `timeout` sends the signal twice, and what closes must not be broken off."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
 
 
 def _begin(start: Callable[[], None] | None) -> None:

@@ -1,6 +1,7 @@
 """Sweeps: every cell becomes one record, whatever happens to it or to the sweep."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -259,8 +260,12 @@ def test_a_sweep_killed_at_thirty_moments_loses_doubles_and_tears_nothing(
     assert len(left) > 3  # the moments did differ
 
 
-def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(
-    tmp_path: Path, expected: list[str]
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_ctrl_c_and_sigterm_keep_what_is_done_and_leave_no_process(
+    number: int, status: int, said: str, tmp_path: Path, expected: list[str]
 ) -> None:
     folder = tmp_path / "out"
     slow = (*sweeps.SIMULATED, "--seqlen", "96,160,1m", "--cp", "2,3,40")
@@ -269,7 +274,14 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(
     while sweeps.lines(folder) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert sweeps.kill(process, signal.SIGINT) == 130
+    process.send_signal(number)
+    if number == signal.SIGTERM:  # as `timeout` does: to the command, then to its whole group
+        os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (
+        status,
+        f"sweep: {said}; what was done is kept",
+    )
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
     assert len(sweeps.kept(folder)) >= 2

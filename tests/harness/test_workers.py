@@ -1,5 +1,6 @@
 """Items spread over processes: nothing is lost, and one that kills its worker costs only itself."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,21 @@ def test_every_item_is_worked_on_once() -> None:
 def test_an_item_that_kills_its_worker_is_reported_and_the_others_are_not_lost() -> None:
     results = list(spread(jobs.square_or_die, range(9), jobs=2, lost=lost))
     assert sorted(results) == sorted([-5, *(n * n for n in range(9) if n != 5)])
+
+
+def test_sigterm_is_heard_while_workers_run_and_left_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    own = signal.default_int_handler  # stands for the way of a program that calls
+    try:
+        for handler in (signal.SIG_DFL, own):
+            signal.signal(signal.SIGTERM, handler)
+            results = spread(jobs.square, range(2), jobs=1, lost=lost)
+            next(results)
+            assert (signal.getsignal(signal.SIGTERM) is handler) == (handler is own)
+            results.close()
+            assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_an_item_raises_is_raised_here() -> None:
