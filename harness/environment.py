@@ -71,6 +71,7 @@ def git_state(root: Path | None = None) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *args: str) -> str:
-    command = ["git", "-C", str(folder), *args]
+    # status would else write to the checkout, and leave a lock behind if it is stopped there
+    command = ["git", "--no-optional-locks", "-C", str(folder), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
     return done.stdout.strip()

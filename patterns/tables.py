@@ -15,6 +15,7 @@ Source:
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,32 +76,80 @@ def read_table(path: Path) -> Table:
     Raises:
         ValueError: If the file is missing or is not a rectangle of 0, 1, 2.
     """
+    read = {".npy": _array, ".json": _from_json}.get(path.suffix, _from_text)
     try:
-        if path.suffix == ".npy":
-            cells = np.asarray(np.load(path, allow_pickle=False))
-        else:
-            text = path.read_text(encoding="utf-8")
-            rows = json.loads(text) if path.suffix == ".json" else _digits(text)
-            cells = np.array(rows)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"table: file {str(path)!r} cannot be read ({error}); {_TABLE_RULE}"
-        ) from error
-    if cells.ndim != 2 or not 1 <= min(cells.shape) <= max(cells.shape) <= _MOST_BLOCKS:
-        raise ValueError(f"table: file {str(path)!r} has shape {cells.shape}; {_TABLE_RULE}")
-    if cells.dtype.kind not in "iu" or not np.isin(cells, (EMPTY, FULL, CAUSAL)).all():
-        raise ValueError(f"table: file {str(path)!r} holds other values; {_TABLE_RULE}")
-    return np.asarray(cells, dtype=np.int8)
+        return read(path)
+    except OSError as error:
+        why = f"cannot be read ({error.strerror or error})"
+    except UnicodeDecodeError:
+        why = "is no text"
+    except ValueError as error:
+        why = str(error)
+    raise ValueError(f"table: file {str(path)!r} {why}; {_TABLE_RULE}")
 
 
 _TABLE_RULE = (
-    f"it must be a rectangle of 1..{_MOST_BLOCKS} rows of 0 (EMPTY), 1 (FULL), 2 (CAUSAL), "
+    f"it must be a rectangle of 1..{_MOST_BLOCKS} rows and columns of 0 (EMPTY), 1 (FULL), "
+    "2 (CAUSAL), "
     "as .npy, .json or lines of digits such as 200 / 120 / 112"
 )
 
 
-def _digits(text: str) -> list[list[int]]:
-    return [[int(digit) for digit in "".join(line.split())] for line in text.splitlines() if line]
+def _array(path: Path) -> Table:
+    try:
+        cells = np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, EOFError):  # numpy says of it that it may be a pickle
+        raise ValueError("holds no array as numpy.save writes one") from None
+    if cells.ndim != 2:
+        raise ValueError(f"holds an array of shape {cells.shape}")
+    _check_size(*cells.shape)
+    if cells.dtype.kind not in "iu":
+        raise ValueError(f"holds numbers of type {cells.dtype}")
+    wrong = np.argwhere(~np.isin(cells, (EMPTY, FULL, CAUSAL)))
+    if len(wrong):
+        row, column = wrong[0]
+        raise ValueError(f"has {cells[row, column]} in row {row + 1}, column {column + 1}")
+    return np.asarray(cells, dtype=np.int8)
+
+
+def _from_json(path: Path) -> Table:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON ({error})") from None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise ValueError("holds no list of rows")
+    for number, row in enumerate(rows, start=1):
+        for column, cell in enumerate(row, start=1):
+            if type(cell) is not int or cell not in (EMPTY, FULL, CAUSAL):
+                raise ValueError(f"has {json.dumps(cell)} in row {number}, column {column}")
+    return _rectangle([(f"row {number}", row) for number, row in enumerate(rows, start=1)])
+
+
+def _from_text(path: Path) -> Table:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        digits = "".join(line.split())
+        if other := digits.strip("012"):  # it begins with the first that is none
+            raise ValueError(f"has {other[0]!r} in line {number}")
+        if digits:
+            rows.append((f"line {number}", [int(digit) for digit in digits]))
+    return _rectangle(rows)
+
+
+def _rectangle(rows: Sequence[tuple[str, Sequence[int]]]) -> Table:
+    """Make a table of rows and their places in the file."""
+    first, width = (rows[0][0], len(rows[0][1])) if rows else ("", 0)
+    _check_size(len(rows), width)
+    for place, row in rows:
+        if len(row) != width:
+            raise ValueError(f"has {len(row)} blocks in {place}, but {width} in {first}")
+    return np.array([row for _, row in rows], dtype=np.int8)
+
+
+def _check_size(rows: int, columns: int) -> None:
+    if not (1 <= rows <= _MOST_BLOCKS and 1 <= columns <= _MOST_BLOCKS):
+        raise ValueError(f"has {rows} rows of {columns} blocks")
 
 
 def _indices(blocks: int) -> tuple[Ints, Ints]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, TypeVar
 
@@ -110,6 +111,29 @@ def heads(text: str) -> tuple[int, int]:
             f"heads ({text}): query heads must be a multiple of KV heads"
         )
     return both
+
+
+def path(text: str) -> Path:
+    """Read the name of a file or a folder.
+
+    Raises:
+        argparse.ArgumentTypeError: It is empty, which would be the folder that the user is in.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"({text}) must be the name of a file or a folder")
+    return Path(text)
+
+
+def written(text: str) -> Path:
+    """Read the name of a file that is to be written.
+
+    Raises:
+        argparse.ArgumentTypeError: It is empty or a folder.
+    """
+    if not text.strip() or Path(text).is_dir():
+        what = "is a folder" if text.strip() else "is empty"
+        raise argparse.ArgumentTypeError(f"({text}) {what}; it must be the name of a file")
+    return Path(text)
 
 
 def model(text: str) -> Model:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import local
 from harness.calibration import dump, load
-from harness.commands.arguments import Help, example
+from harness.commands.arguments import Help, example, path
 from harness.files import write_whole
 from harness.fit.cluster import MACHINES, fit_cluster, sources_of
 
@@ -35,17 +35,17 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     known = [machine.name for machine in MACHINES]
     parser.add_argument(
-        "--from-logs", type=Path, metavar="DIR", help="folder of measured tables, as published"
+        "--from-logs", type=path, metavar="DIR", help="folder of measured tables, as published"
     )
     parser.add_argument("--cluster", choices=known, help="with --from-logs: whose parameters")
     parser.add_argument(
         "--check",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="measure small sweeps here and compare them with what this calibration predicts",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="PATH", help="TOML; of --check a folder"
+        "-o", "--output", type=path, metavar="PATH", help="TOML; of --check a folder"
     )
     parser.set_defaults(run=run)
 

@@ -24,6 +24,7 @@ from harness.commands.arguments import (
     listed,
     model,
     one_of,
+    written,
 )
 from harness.commands.progress import Live, Output
 from harness.config import Config, Where
@@ -89,7 +90,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
     parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
     parser.add_argument("--jobs", type=count, default=cores(), help="processes at once")
-    parser.add_argument("-o", "--output", type=Path, help="append records here and resume from it")
+    parser.add_argument(
+        "-o", "--output", type=written, help="append records here and resume from it"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
 

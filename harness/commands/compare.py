@@ -6,13 +6,12 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.cell import known
-from harness.commands.arguments import Help, example, positive
+from harness.commands.arguments import Help, example, path, positive
 from harness.commands.progress import Output
 from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
 from harness.records import read_records
@@ -43,8 +42,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=Help,
     )
-    parser.add_argument("before", type=Path, help="a folder of results, or its records.jsonl")
-    parser.add_argument("after", type=Path, help="another")
+    parser.add_argument("before", type=path, help="a folder of results, or its records.jsonl")
+    parser.add_argument("after", type=path, help="another")
     parser.add_argument(
         "--threshold",
         type=positive,

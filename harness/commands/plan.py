@@ -22,7 +22,9 @@ from harness.commands.arguments import (
     count,
     example,
     given,
+    path,
     problem_of,
+    written,
 )
 from harness.commands.plan_levels import level_lines
 from harness.commands.plan_show import print_blocks
@@ -78,11 +80,11 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     group = parser.add_argument_group("files and output")
     group.add_argument(
         "--load",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="prove a saved plan; with --cluster and --show alone",
     )
-    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the plan as JSON")
+    group.add_argument("-o", "--output", type=written, metavar="FILE", help="save the plan as JSON")
     group.add_argument("--json", action="store_true", help="print JSON instead of the grid")
     parser.set_defaults(run=run)
 

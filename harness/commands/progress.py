@@ -13,13 +13,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 _LINE_S = 30.0
 """Between two lines where stderr is no terminal."""
+_KNOWN = 0.1
+"""Of the items: the time left is not told before, as some work begins with the dearest."""
 
 
 def wrapped(text: str) -> str:
@@ -49,6 +53,21 @@ class Output(Console):
         raise  # noqa: PLE0704  # rich calls this from its handler
 
 
+def _foreseen(done: float, total: float | None) -> bool:
+    """Whether enough is done to say how long the rest will take."""
+    return total is not None and done >= _KNOWN * total
+
+
+class _Left(TimeRemainingColumn):
+    """The time left, once it can be known."""
+
+    def render(self, task: Task) -> Text:
+        """Format it."""
+        if task.finished or _foreseen(task.completed, task.total):
+            return super().render(task)
+        return Text("-:--:--", style="progress.remaining")
+
+
 class Live:
     """Progress of some work: a bar with the time left, or a line now and then if no terminal.
 
@@ -68,7 +87,7 @@ class Live:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            _Left(elapsed_when_finished=True),
             console=Console(stderr=True),
             disable=not terminal or not total,
         )
@@ -97,7 +116,9 @@ class Live:
         if self._lines and now - self._told > _LINE_S:
             self._told = now
             left = (now - self._begin) / self._done * (self._total - self._done)
-            text = f"{self._name}: {self._done} of {self._total}, about {_clock(left)} left"
+            text = f"{self._name}: {self._done} of {self._total}"
+            if _foreseen(self._done, self._total):
+                text += f", about {_clock(left)} left"
             print(text, file=sys.stderr, flush=True)
 
     def skip(self) -> None:

@@ -24,6 +24,7 @@ from harness.commands.arguments import (
     listed,
     model,
     one_of,
+    path,
     positive,
 )
 from harness.commands.progress import Live, Output
@@ -125,7 +126,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="GiB, per rank (%(default)g)",
     )
     out = parser.add_argument_group("results")
-    out.add_argument("-o", "--output", type=Path, help="folder (default: results/<time>)")
+    out.add_argument("-o", "--output", type=path, help="folder (default: results/<time>)")
     out.add_argument(
         "--resume",
         action="store_true",

@@ -22,6 +22,7 @@ from harness.commands.arguments import (
     example,
     given,
     problem_of,
+    written,
 )
 from harness.config import Config, Where
 from harness.contexts import context_on
@@ -68,7 +69,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--timeout", type=count, metavar="S", help=f"seconds that the run may take ({_TIMEOUT_S})"
     )
     group = parser.add_argument_group("output")
-    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write Chrome trace JSON")
+    group.add_argument(
+        "-o", "--output", type=written, metavar="FILE", help="write Chrome trace JSON"
+    )
     group.add_argument("--ranks", type=count, default=8, help="how many ranks to draw")
     group.add_argument("--json", action="store_true", help="print the figures as JSON, no chart")
     parser.set_defaults(run=run)

@@ -121,6 +121,20 @@ def test_a_place_that_cannot_be_written_is_named_as_the_user_gave_it(
     assert ".tmp" not in text
 
 
+@pytest.mark.parametrize("verb", ["plan", "trace", "check"])
+def test_a_folder_or_nothing_where_a_file_is_wanted_is_said_before_the_work(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = refused([verb, "-o", str(tmp_path)], capsys)
+    assert f"({tmp_path}) is a folder; it must be the name of a file" in text
+    assert "() is empty; it must be the name of a file" in refused([verb, "-o", ""], capsys)
+
+
+@pytest.mark.parametrize("words", [["sweep", "-o", ""], ["compare", "", "b"], ["plan", "--load="]])
+def test_an_empty_name_is_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "() must be the name of a file or a folder" in refused(words, capsys)
+
+
 def test_too_large_a_problem_is_no_crash(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

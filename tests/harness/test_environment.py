@@ -1,5 +1,6 @@
 """What records say of the checkout that they were made with."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -42,3 +43,12 @@ def test_other_code_than_the_commit_differs(checkout: Path, name: str) -> None:
 
 def test_outside_a_checkout_nothing_is_known(tmp_path: Path) -> None:
     assert git_state(tmp_path / "none") == (None, None)
+
+
+def test_asking_does_not_write_to_the_checkout(checkout: Path) -> None:
+    """A run that was stopped while it asked once left a lock, and git refused to commit."""
+    index = checkout / ".git" / "index"
+    before = index.read_bytes()
+    os.utime(checkout / "harness" / "plan.py", (1, 1))  # status would note that it is the same
+    assert git_state(checkout)[1] is False
+    assert index.read_bytes() == before

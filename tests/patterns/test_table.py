@@ -236,28 +236,46 @@ def test_a_table_file_of_any_kind_gives_the_mask_of_its_cells(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "why"),
     [
-        ("t.txt", "201\n13"),
-        ("t.txt", "201\n103"),
-        ("t.txt", "2 x"),
-        ("t.txt", ""),
-        ("t.json", "[[1.5, 0]]"),
-        ("t.json", "[[1.0, 0.0]]"),
-        ("t.json", "[[1, 0], [2]]"),
-        ("t.json", "[1, 0]"),
-        ("t.json", '{"rows": 1}'),
-        ("t.npy", "no array"),
+        ("t.txt", "201\n\n11", "has 2 blocks in line 3, but 3 in line 1"),
+        ("t.txt", "201\n103", "has '3' in line 2"),
+        ("t.txt", "2 x", "has 'x' in line 1"),
+        ("t.txt", "2,0\n1,2", "has ',' in line 1"),
+        ("t.txt", "20\n1-1", "has '-' in line 2"),
+        ("t.txt", "0.5 1", "has '.' in line 1"),
+        ("t.txt", "2\u0661", "has '\u0661' in line 1"),
+        ("t.txt", "", "has 0 rows of 0 blocks"),
+        ("t.txt", "1" * 4097, "has 1 rows of 4097 blocks"),
+        ("t.txt", b"\xff\xfe", "is no text"),
+        ("t.json", "[[1, 0], [1.5, 0]]", "has 1.5 in row 2, column 1"),
+        ("t.json", "[[1.0, 0.0]]", "has 1.0 in row 1, column 1"),
+        ("t.json", "[[1, true]]", "has true in row 1, column 2"),
+        ("t.json", "[[1, -1]]", "has -1 in row 1, column 2"),
+        ("t.json", "[[1, 0], [2]]", "has 1 blocks in row 2, but 2 in row 1"),
+        ("t.json", "[1, 0]", "holds no list of rows"),
+        ("t.json", '{"rows": 1}', "holds no list of rows"),
+        ("t.json", "[[1,", "is no JSON (Expecting value: line 1 column 5 (char 4))"),
+        ("t.npy", "no array", "holds no array as numpy.save writes one"),
+        ("t.npy", "", "holds no array as numpy.save writes one"),
+        ("t.npy", [[1, 0], [2, 3]], "has 3 in row 2, column 2"),
+        ("t.npy", [[1.0, 0.0]], "holds numbers of type float64"),
+        ("t.npy", [1, 2], "holds an array of shape (2,)"),
+        ("t.npy", [[]], "has 1 rows of 0 blocks"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_with_the_rule(
-    tmp_path: Path, name: str, content: str
+def test_a_file_that_is_no_table_is_refused_with_the_place_and_the_rule(
+    tmp_path: Path, name: str, content: str | bytes | list[object], why: str
 ) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(
-        ValueError, match=r"table: file .* it must be a rectangle of 1\.\.4096 rows"
-    ):
-        make_pattern(f"table:file={tmp_path / name}", 8)
+    path = tmp_path / name
+    if isinstance(content, list):
+        np.save(path, np.array(content))
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match="table") as caught:
+        make_pattern(f"table:file={path}", 8)
+    rule = "it must be a rectangle of 1..4096 rows and columns of 0 (EMPTY)"
+    assert str(caught.value).startswith(f"table: file {str(path)!r} {why}; {rule}")
 
 
 def test_a_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
