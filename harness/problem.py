@@ -7,6 +7,9 @@ from functools import lru_cache
 
 from patterns.pattern import Pattern
 
+MOST_RANKS = 1024
+"""The largest context-parallel degree that is asked for: a plan lists the tasks of every rank."""
+
 
 class Direction(StrEnum):
     """Which pass a plan computes."""
@@ -69,6 +72,8 @@ class Problem:
         for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.head_dim_v < 0:
+            raise ValueError(f"head_dim_v ({self.head_dim_v}) must be at least 0 (0: as head_dim)")
         if self.hidden is not None and self.hidden < 1:
             raise ValueError(f"hidden ({self.hidden}) must be at least 1")
         self._check_rotary()

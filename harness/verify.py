@@ -162,6 +162,8 @@ def _tables(plan: Plan) -> None:
             )
     if plan.scope is Scope.LAYER and plan.q_chunks != plan.kv_chunks:
         raise _misfit(None, None, "a layer's queries and keys are cut alike")
+    for place, piece in (*plan.initial, *plan.outputs, *plan.saved):
+        _fit_resident(plan, place, piece)
     for place, piece in plan.initial:
         if piece.tensor not in _INPUTS[plan.scope, plan.direction]:
             raise LostResultError(
@@ -170,6 +172,30 @@ def _tables(plan: Plan) -> None:
                 task=None,
                 detail=f"{piece} is there at the start",
             )
+
+
+def _fit_resident(plan: Plan, place: Place, piece: Piece) -> None:
+    """What is there before the first task or after the last one is a part of what there is."""
+    tensor, chunks, heads, _ = piece
+    table = NO_CHUNKS if tensor.is_weight else plan.kv_chunks if tensor.on_kv else plan.q_chunks
+    for rule, value, holds in (
+        ("a piece lies on a rank of the plan", place.rank, 0 <= place.rank < plan.problem.cp),
+        (
+            "the chunks of a piece are some of the plan's, each once",
+            chunks,
+            chunks
+            and 0 <= min(chunks) <= max(chunks) < len(table)
+            and len(chunks) == len(set(chunks)),
+        ),
+        (
+            "the heads of a piece are some of the problem's",
+            f"bit set {heads}",
+            0 < heads <= _all_heads(plan, tensor),
+        ),
+    ):
+        if not holds:
+            where = f"a piece of {tensor.value} at the start or the end"
+            raise MisfitError(rule, rank=place.rank, task=None, detail=f"{where} has {value}")
 
 
 def _fit(plan: Plan, index: int, task: Task) -> None:
@@ -359,16 +385,19 @@ def _outputs(plan: Plan, owners: Owners | None, coverage: Coverage, residency: R
 
 def _whole(plan: Plan, result: Tensor) -> dict[int, int]:
     """All heads of all chunks of a result."""
-    problem = plan.problem
-    heads = problem.kv_heads(problem.all_heads) if result.on_kv else problem.all_heads
+    heads = _all_heads(plan, result)
     if result.is_weight:
         return dict.fromkeys(NO_CHUNKS, heads)
     table = plan.kv_chunks if result.on_kv else plan.q_chunks
-    return {
-        chunk: NO_HEADS if result.is_headless else heads
-        for chunk, tokens in enumerate(table)
-        if tokens
-    }
+    return {chunk: heads for chunk, tokens in enumerate(table) if tokens}
+
+
+def _all_heads(plan: Plan, tensor: Tensor) -> int:
+    """All heads of a tensor."""
+    problem = plan.problem
+    if tensor.is_headless:
+        return NO_HEADS
+    return problem.kv_heads(problem.all_heads) if tensor.on_kv else problem.all_heads
 
 
 def _partial_sums(plan: Plan, result: Tensor, missing: dict[int, int], coverage: Coverage) -> None:

@@ -14,13 +14,12 @@ from harness.cluster import CLUSTERS, DEFAULT, Runtime
 from harness.figures import short
 from harness.models import Model
 from harness.plan import Scope
-from harness.problem import Direction, Dtype, Problem
+from harness.problem import MOST_RANKS, Direction, Dtype, Problem
 from harness.typed import received, whole
 from patterns import LONGEST, make_pattern
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
-_MOST_RANKS = 1024
 _COLUMNS = 80
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _DTYPES = {
@@ -65,7 +64,7 @@ def degree(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
-    return _number(partial(whole, most=_MOST_RANKS), text)
+    return _number(partial(whole, most=MOST_RANKS), text)
 
 
 def positive(text: str) -> float:

@@ -555,6 +555,33 @@ def test_chunks_cover_the_sequence_once(name: str) -> None:
         assert what in str(error)
 
 
+@pytest.mark.parametrize("field", ["initial", "outputs", "saved"])
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"heads": -1}, "heads of a piece"),
+        ({"heads": 0}, "heads of a piece"),
+        ({"heads": span(0, 99)}, "heads of a piece"),
+        ({"chunks": ()}, "chunks of a piece"),
+        ({"chunks": (-1,)}, "chunks of a piece"),
+        ({"chunks": (99,)}, "chunks of a piece"),
+        ({"chunks": (0, 0)}, "chunks of a piece"),
+        ({"rank": -1}, "a rank of the plan"),
+        ({"rank": 99}, "a rank of the plan"),
+    ],
+)
+def test_what_is_there_at_the_start_and_the_end_is_a_part_of_what_there_is(
+    field: str, change: dict[str, object], rule: str
+) -> None:
+    plan = case("zigzag", Direction.FORWARD)
+    (place, piece), *others = getattr(plan, field)
+    changed = dict(change)
+    place = place._replace(rank=changed.pop("rank", place.rank))
+    wrong = (Resident(place, piece._replace(**changed)), *others)
+    error = breaks(replace(plan, **{field: wrong}), MisfitError, whole=True)
+    assert rule in error.rule
+
+
 def test_capacity_names_the_fullest_rank() -> None:
     check_capacity([5, 8, 7], 8)
     with pytest.raises(CapacityError, match=r"rank 1.*9 bytes of 8") as caught:

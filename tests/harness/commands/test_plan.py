@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import cli
 from harness.commands import plan as verb
 from harness.errors import UnsupportedError
 from harness.plan import Plan, Tile, from_json, grid, to_json
@@ -109,6 +110,98 @@ def test_a_file_that_holds_no_plan_is_a_wrong_call(text: str, tmp_path: Path) ->
     file.write_text(text)
     with pytest.raises(ValueError, match=r"--load .*no\.json"):
         call("--load", str(file))
+
+
+WRONG = {
+    ("problem", "head_dim"): [1.5, True, "24", None, 0],
+    ("problem", "head_dim_v"): [-8],
+    ("problem", "batch"): [True, -1],
+    ("problem", "heads_q"): [10**12],
+    ("problem", "hidden"): ["64", 10**12],
+    ("problem", "cp"): [2.5, 1000000, 1025, 0],
+    ("problem", "rotary"): [True],
+    ("problem", "round_sent"): [1],
+    ("problem", "pattern"): [["causal"]],
+    ("problem", "dtype"): ["float3"],
+    ("problem",): [[], 3],
+    ("schema",): [True, 2],
+    ("strategy",): [{"a": 1}, None],
+    ("direction",): ["sideways"],
+    ("initial", 0, 1, "heads"): [-1, 0, 1.0],
+    ("initial", 0, 1, "chunks"): [[-1], [0.0], 3],
+    ("initial", 0, 1, "version"): [0.5],
+    ("initial", 0, 0, "rank"): [-1, "0", 1.5],
+    ("initial", 0, 0, "memory"): ["disk", ["host"]],
+    ("initial", 0): [[], 3],
+    ("q_chunks", 1, "start"): [-1, 0.5],
+    ("q_chunks", 1, "step"): [0, -1],
+    ("tasks",): [{}, 3],
+    ("tasks", 0): [[], 3, ["tile"], [["tile"]], ["sleep", 3]],
+    ("outputs", 0, 1, "tensor"): ["qkv", 3, ["q"]],
+    ("saved",): [None],
+}
+"""Of fields of a plan, values that none can have. Places in a list have names in messages."""
+PLACES = {"rank": 0, "memory": 1, "start": 0, "step": 2}
+PLACES |= {"tensor": 0, "chunks": 1, "heads": 2, "version": 3}
+
+
+@pytest.mark.parametrize(
+    ("way", "value"), [(way, value) for way, values in WRONG.items() for value in values]
+)
+def test_a_field_that_no_plan_has_is_a_wrong_call_that_names_it(
+    way: tuple[str | int, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = json.loads(to_json(made("zigzag")))
+    *above, last = way
+    inner = body
+    for name in above:
+        inner = inner[name]
+    inner[last if isinstance(inner, dict) else PLACES.get(last, last)] = value
+    file = tmp_path / "wrong.json"
+    file.write_text(json.dumps(body))
+    assert cli.main(["plan", "--load", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    said = " ".join(captured.err.split())
+    assert f"--load ({file}) holds no plan of schema 1: " in said
+    assert str(last if isinstance(last, str) else way[-2]) in said
+    if isinstance(value, int | float | str):
+        assert repr(value).strip("'") in said
+
+
+def test_an_entry_of_a_task_is_named_by_the_way_to_it(tmp_path: Path) -> None:
+    body = json.loads(to_json(made("zigzag")))
+    at = next(index for index, task in enumerate(body["tasks"]) if task[0] == "tile")
+    body["tasks"][at][3][2][2] = -1
+    file = tmp_path / "wrong.json"
+    file.write_text(json.dumps(body))
+    with pytest.raises(ValueError, match=rf"tasks\[{at}\]\.reads\[2\]\.heads \(-1\) must be"):
+        call("--load", str(file))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"schema":' * 200_000])
+def test_a_file_nested_too_deeply_is_a_wrong_call(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"deep\.json.*nested too deeply"):
+        call("--load", str(file))
+
+
+def test_a_field_that_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "short.json"
+    whole = json.loads(to_json(made("ring")))
+    for above, name in ((whole, "tasks"), (whole["problem"], "seqlen_kv")):
+        value = above.pop(name)
+        file.write_text(json.dumps(whole))
+        with pytest.raises(ValueError, match=f"lacks {name}"):
+            call("--load", str(file))
+        above[name] = value
+    file.write_text(json.dumps({**whole, "heads": 3}))
+    with pytest.raises(ValueError, match=r"a field of plan \('heads'\) must be one of schema, "):
+        call("--load", str(file))
+    del whole["problem"]["batch"]  # a problem has one as a rule
+    file.write_text(json.dumps(whole))
+    assert call("--load", str(file)) == 0
 
 
 def test_a_missing_file_and_a_folder_that_is_not_there_are_wrong_calls(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""What JSON has, judged by its type: an error names the field, the value and the rule.
+
+A field inside another is named by the way to it, as in `tasks[3].reads[1].heads`.
+"""
+
+import json
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from types import NoneType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    NoneType: "null",
+}
+
+
+def refused(name: str, value: object, rule: str) -> ValueError:
+    """Return the error of a field; long values are cut."""
+    return ValueError(f"{name} ({reprlib.repr(value)}) must be {rule}")
+
+
+def parsed(text: str) -> Any:  # noqa: ANN401  # whatever JSON has
+    """Parse JSON.
+
+    Raises:
+        ValueError: It is none, or nested deeper than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply to be read") from None
+
+
+def typed(name: str, value: object, *kinds: type) -> Any:  # noqa: ANN401  # one of the kinds
+    """Return a value of one of some types; true is no 1, but a whole number is a number.
+
+    Raises:
+        ValueError: It is of another.
+    """
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return value
+    raise refused(name, value, " or ".join(_WORDS[kind] for kind in kinds))
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """Return a whole number.
+
+    Raises:
+        ValueError: It is none, or less than `least`.
+    """
+    if type(value) is not int or value < least:
+        raise refused(name, value, f"a whole number of at least {least}")
+    return value
+
+
+def wholes(name: str, value: object) -> tuple[int, ...]:
+    """Return a list of whole numbers from 0.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if type(value) is not list or set(map(type, value)) - {int} or min(value, default=0) < 0:
+        raise refused(name, value, "a list of whole numbers of at least 0")
+    return tuple(value)
+
+
+def one_of(name: str, value: Any, kind: type[E]) -> E:  # noqa: ANN401  # as above
+    """Return the member of an enumeration.
+
+    Raises:
+        ValueError: It is none; the choices are listed.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise refused(name, value, f"one of {', '.join(kind)}") from None
+
+
+def row(name: str, value: object, columns: Sequence[str]) -> list[Any]:
+    """Return a list with a value for each of some columns.
+
+    Raises:
+        ValueError: It is none, or of another length.
+    """
+    if type(value) is not list or len(value) != len(columns):
+        raise refused(name, value, f"a list of {', '.join(columns)}")
+    return value
+
+
+def each(name: str, value: object, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """Read each entry of a list.
+
+    Raises:
+        ValueError: It is no list, or `read` refuses an entry.
+    """
+    found: list[T] = []
+    try:
+        found.extend(map(read, typed(name, value, list)))
+    except ValueError as error:
+        raise ValueError(f"{name}[{len(found)}].{error}") from None
+    return tuple(found)
+
+
+def of_fields(
+    name: str, value: object, kinds: Mapping[str, tuple[type, ...]], optional: set[str]
+) -> dict[str, Any]:
+    """Return an object that has some fields, each of one of its types, and no others.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: dict[str, Any] = typed(name, value, dict)
+    for field in found:
+        if field not in kinds:
+            raise refused(f"a field of {name}", field, f"one of {', '.join(kinds)}")
+    for field in kinds:
+        if field not in found and field not in optional:
+            raise ValueError(f"{name} lacks {field}")
+    return {field: typed(f"{name}.{field}", of, *kinds[field]) for field, of in found.items()}
