@@ -24,6 +24,7 @@ EPSILON = 0.1  # the paper publishes no value
 _EVEN = 0.02  # imbalance that twice as many parts are not tried for
 _FINEST = 64  # parts that a pattern's edges are looked for in
 _MOST = 32  # parts per node: a tiling of more takes long and gains little
+_HALVED = 4  # nodes: to more, two chunks each are more than a search gets through
 _ORDERED = 32  # blocks that an order is searched for
 
 
@@ -61,9 +62,8 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
     yield _plain(problem, size, nodes)
     if 2 * size <= _MOST * nodes and uneven(problem.pattern, size, nodes * gpus) > _EVEN:
         yield _plain(problem, 2 * size, nodes)
-    if 1 < nodes <= 4:
-        # Two chunks to a node: blocks that a node may give away are smaller.
-        yield _plain(problem, lcm(size, 2 * nodes * gpus), 2 * nodes)
+    if 1 < nodes <= _HALVED:
+        yield _halved(problem, size, nodes, gpus)
     if not remap or problem.seqlen_q != problem.seqlen_kv:
         return
     for order in found_orders(problem, size, nodes, gpus):
@@ -77,6 +77,10 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
 def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layout:
     """Return the one layout of the public code: the pattern's own order, if it has one.
 
+    A causal pattern is cut into two chunks to a node on 2 and 4 nodes, any other into one.
+
+    Source: UltraAttn (SC'25), the public code: 4, 8 and 8 chunks on 2, 4 and 8 nodes if causal.
+
     Args:
         problem: What is computed.
         nodes: How many.
@@ -84,6 +88,8 @@ def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layou
         remap: False takes the tokens' own order all the same.
     """
     size = parts(problem.pattern, nodes, gpus)
+    if 1 < nodes <= _HALVED and problem.pattern.text.startswith("causal"):
+        return _halved(problem, size, nodes, gpus)
     own = remap_order(problem.pattern) if remap else None
     if own is None or problem.seqlen_q != problem.seqlen_kv or size % len(own):
         return _plain(problem, size, nodes)
@@ -95,6 +101,11 @@ def _plain(problem: Problem, size: int, coarse: int) -> Layout:
         queries=_sides(split(problem.seqlen_q, size), coarse),
         keys=_sides(split(problem.seqlen_kv, size), coarse),
     )
+
+
+def _halved(problem: Problem, size: int, nodes: int, gpus: int) -> Layout:
+    """Return two chunks to a node, so that blocks which a node may give away are smaller."""
+    return _plain(problem, lcm(size, 2 * nodes * gpus), 2 * nodes)
 
 
 def _ordered(problem: Problem, size: int, nodes: int, order: Order) -> Layout:

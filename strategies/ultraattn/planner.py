@@ -303,7 +303,9 @@ class _Scene:
             replace(self.shape, inside_speed=self.inside_speed if weighed else None),
             (layout.queries, layout.keys),
             levels=mode.levels,
-            cost=None if self.shape.nodes == 1 else partial(self._block_s, direction),
+            cost=None
+            if self.shape.nodes == 1 or mode.published
+            else partial(self._block_s, direction),
             shipped=not published,
             seconds=mode.seconds / 2 if weighed else mode.seconds,
             prove=mode.prove,
@@ -411,7 +413,8 @@ def published_slack(problem: Problem, shape: Nodes) -> Slack:
 
     Source: UltraAttn (SC'25), the public code, `workload_partition.py:270-470`: inside a node half
     a block for 8 GPUs and 22 blocks of work, and for causal; between nodes a block for 2 nodes
-    unless causal, and half a block for 8 nodes if causal.
+    unless causal (a block of its GPUs: global+local has node blocks of 22 and 3 x 8, which only
+    24 beside ceil(46 / 2) = 23 lets fall into two), and half a block for 8 nodes if causal.
     """
     size = parts(problem.pattern, 1, shape.gpus)
     chunks = [split(length, size) for length in (problem.seqlen_q, problem.seqlen_kv)]

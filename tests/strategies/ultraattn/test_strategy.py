@@ -434,6 +434,21 @@ def test_who_waits_for_another_process_says_so(
     assert f"plans the same ({tmp_path / 'plans' / 'key.lock'})" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "blocks", "cap"), [("causal", 10, 2 * 4 * 64), ("global_local", 4, 2 * (23 + 1))]
+)
+def test_the_public_codes_nodes_weigh_blocks_by_their_area(
+    pattern: str, blocks: int, cap: int
+) -> None:
+    """As it does: four chunks on 2 nodes if causal, else two, and a block more than even."""
+    chosen = strategy(f"ultraattn-paper:{QUICK},levels=node+device")
+    report = chosen.strategy.report
+    assert report is not None
+    p, context = large(pattern, 16), context_on(cluster("h100-8x8"))
+    said = report(p, Direction.FORWARD, chosen.options, context)["node"]
+    assert (said["blocks"], said["cap"]) == (blocks, cap)
+
+
 def test_a_pattern_that_allows_nothing_is_planned() -> None:
     p = replace(problem("causal", 33, cp=3), pattern=table_pattern([[0, 0], [0, 0]], 33, 33))
     assert not wrong(*both(f"ultraattn:{QUICK}", p))
