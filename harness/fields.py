@@ -7,6 +7,7 @@ import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -74,16 +75,22 @@ def wholes(name: str, value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def one_of(name: str, value: Any, kind: type[E]) -> E:  # noqa: ANN401  # as above
+def one_of(name: str, value: object, kind: type[E]) -> E:
     """Return the member of an enumeration.
 
     Raises:
         ValueError: It is none; the choices are listed.
     """
-    try:
-        return kind(value)
-    except ValueError:
-        raise refused(name, value, f"one of {', '.join(kind)}") from None
+    found: E | None = _members(kind).get(value) if type(value) is str else None
+    if found is None:
+        raise refused(name, value, f"one of {', '.join(kind)}")
+    return found
+
+
+@cache
+def _members(kind: type[E]) -> Mapping[str, E]:
+    """By value: to ask an enumeration itself is slow, and plans are long."""
+    return {member.value: member for member in kind}
 
 
 def row(name: str, value: object, columns: Sequence[str]) -> list[Any]:

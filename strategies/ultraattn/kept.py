@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.caching import cache_folder, code_hash, read_kept, write_kept
+from harness.residency import without_collection
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -60,7 +61,8 @@ def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T
     path = cache_folder() / "plans" / f"{key}.json"
 
     def find() -> T | None:
-        return read_kept(path, lambda content: read(json.loads(content)))
+        with without_collection():
+            return read_kept(path, lambda content: read(json.loads(content)))
 
     found = find()
     if found is not None:
