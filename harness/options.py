@@ -35,10 +35,6 @@ def _flag(value: str) -> bool:
     return value == "true"
 
 
-def _degree(value: str) -> int:
-    return whole(value)
-
-
 def _placement(value: str) -> Placement:
     known: list[str] = list(Placement)
     if value not in known:
@@ -57,19 +53,12 @@ def _levels(value: str) -> str:
     return spell_levels(read_levels(value))
 
 
-def _seconds(value: str) -> float:
-    try:
-        return positive(value)
-    except ValueError as error:
-        raise ValueError(f"{error} of seconds") from None
-
-
 def _switch(summary: str) -> Option:
     return Option(_flag, "true or false", summary)
 
 
 def _number(summary: str, unset: str) -> Option:
-    return Option(_degree, "a whole number", summary, unset)
+    return Option(whole, "a whole number", summary, unset)
 
 
 def _choice(kind: type[StrEnum], read: Callable[[str], Value], summary: str) -> Option:
@@ -98,7 +87,7 @@ OPTIONS: Mapping[str, Option] = {
     "rows": _number("rows of ranks", "as many as move the fewest bytes"),
     "round_sent": _switch("send partial gradients in the dtype of q, not as they are kept"),
     "save_gathered": _switch("save gathered q, k and v rather than project again in backward"),
-    "seconds": Option(_seconds, "seconds", "processor time for each distinct tiling"),
+    "seconds": Option(positive, "seconds", "processor time for each distinct tiling"),
     "short_last": _switch("let the last stage be short where stages do not divide the heads"),
     "stage_heads": _number("query heads of a stage over all ranks", "one a rank"),
     "sum_gradients": _switch("sum gradients of weights over ranks, a share of the heads to each"),

@@ -5,6 +5,7 @@ import re
 
 MOST = 2**20
 """The largest count that is taken: no shape, vocabulary or number of runs is as large."""
+_LARGEST = 1e12  # GiB, seconds, percent, a rotary base: all that is larger is a slip
 _SHOWN = 24
 
 
@@ -31,8 +32,8 @@ def positive(text: str) -> float:
         value = float(text) if plain else math.nan
     except ValueError:  # a dot alone
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError("must be a positive number")
+    if not 0 < value <= _LARGEST:  # false of NaN as well
+        raise ValueError("must be a positive number and at most 1e12")
     return value
 
 

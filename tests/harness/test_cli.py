@@ -54,6 +54,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 
         (["plan", "--cp", "²"], "plan: argument --cp: (²) must be a whole number of at least 1"),
         (["sweep", "--jobs", "²"], "sweep: argument --jobs: (²) must be a whole number of at"),
         (["sweep", "--memory", "1_0"], "sweep: argument --memory: (1_0) must be a positive number"),
+        (["sweep", "--memory", "1e300"], "sweep: argument --memory: (1e300) must be a positive"),
         (["plan", "--heads-q", "9" * 5000], f"plan: argument --heads-q: ({'9' * 24}...) must be a"),
         (["plan", "--batch", "9" * 4000], f"plan: argument --batch: ({'9' * 24}...) must be a"),
         (["simulate", "--head-dim", f"1{'0' * 24}"], "simulate: argument --head-dim: (1000000"),

@@ -73,8 +73,8 @@ def test_degrees_are_spelled_out(text: str, resolved: str) -> None:
         ("ring:4", ["option (4)", "prune="]),
         ("grid:rows=²", ["rows (²)", "whole number of at least 1 and at most"]),
         ("usp:\u0661x2", ["ulysses (\u0661)", "whole number of at least 1 and at most"]),
-        ("ultraattn:seconds=\u0661", ["seconds (\u0661)", "must be a positive number of seconds"]),
-        ("ultraattn:seconds=1_0", ["seconds (1_0)", "must be a positive number of seconds"]),
+        ("ultraattn:seconds=\u0661", ["seconds (\u0661)", "must be a positive number and"]),
+        ("ultraattn:seconds=1_0", ["seconds (1_0)", "must be a positive number and"]),
         (f"grid:rows={'9' * 5000}", [f"rows ({'9' * 24}...)", "whole number of at least 1"]),
     ],
 )

@@ -35,10 +35,25 @@ def test_positive_numbers_are_read(text: str, number: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "²", "\u0661", "1_0", "-3", "0", "0.0", "1e400", "inf", "nan", "1e", "9" * 5000],
+    [
+        "",
+        ".",
+        "²",
+        "\u0661",
+        "1_0",
+        "-3",
+        "0",
+        "0.0",
+        "1.1e12",
+        "1e400",
+        "inf",
+        "nan",
+        "1e",
+        "9" * 5000,
+    ],
 )
 def test_what_is_no_positive_number_is_answered_with_the_rule(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^must be a positive number$"):
+    with pytest.raises(ValueError, match=r"^must be a positive number and at most 1e12$"):
         positive(text)
 
 
