@@ -34,6 +34,7 @@ from harness.errors import HarnessError, UnsupportedError
 from harness.workers import Terminated
 
 _PROGRAM = "python -m harness"
+_COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans
 _VERBS = (
     sweep,
     check,
@@ -128,7 +129,7 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
     told.setFormatter(_Wrapped())
     searches = logging.getLogger("strategies")
     searches.addHandler(told)
-    searches.setLevel(logging.INFO)
+    searches.setLevel(logging.WARNING if args.verb in _COUNTING else logging.INFO)
     try:
         status: int = args.run(args)
         sys.stdout.flush()

@@ -223,6 +223,18 @@ def test_a_search_is_announced_once_and_a_kept_plan_is_not(
     assert not logging.getLogger("strategies").handlers
 
 
+def test_a_verb_that_says_how_far_it_is_does_not_tell_of_each_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    ultraattn._both.cache_clear()
+    words = "check --strategies ultraattn:seconds=0.02 --cp 2 --seqlen 131 --patterns causal"
+    assert cli.main([*words.split(), "--dtype", "float64", "--heads", "3/1", "--jobs", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "passed" in captured.out
+    assert "searches" not in captured.err
+
+
 def test_ctrl_c_while_torch_is_imported_is_answered_as_later(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import os, signal\n"
