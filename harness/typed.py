@@ -3,6 +3,8 @@
 import math
 import re
 
+from patterns.kind import digits
+
 MOST = 2**20
 """The largest count that is taken: no shape, vocabulary or number of runs is as large."""
 _LARGEST = 1e12  # GiB, seconds, percent, a rotary base: all that is larger is a slip
@@ -15,9 +17,9 @@ def whole(text: str, most: int = MOST) -> int:
     Raises:
         ValueError: It is none, or more than `most`; what may be typed.
     """
-    digits = text.strip().lstrip("0")
-    if re.fullmatch("[0-9]+", digits) and len(digits) <= len(str(most)) and int(digits) <= most:
-        return int(digits)
+    number = digits(text.strip().lstrip("0"))
+    if number is not None and number <= most:
+        return number
     raise ValueError(f"must be a whole number of at least 1 and at most {most}")
 
 

@@ -14,11 +14,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("patterns", "strategies", "harness")
 TORCH_FREE = ("patterns", "strategies")
 
-# Neither finds itself: a host's dot is escaped here, and no folder's name stands between slashes.
+# Neither finds itself: no host stands here as one word, and no folder's name between slashes.
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|farm|root|home|Users)/")
-REGISTRY_HOST = re.compile(
-    r"pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|download\.pytorch"
-)
+REGISTRIES = {
+    "pypi": "org",
+    "pythonhosted": "org",
+    "registry": "npmjs",
+    "deb": "debian",
+    "download": "pytorch",
+}
+REGISTRY_HOST = re.compile("|".join(rf"{name}\.{rest}" for name, rest in REGISTRIES.items()))
 
 # What such a module reads can run any code. Ranks that a launcher started send one another jobs
 # and their answers, as `multiprocessing` does; nothing of that is kept.

@@ -29,7 +29,7 @@ def tilings(tiling: TwoLevels | None, size_bytes: int) -> dict[str, Any]:
         size_bytes: Of all queries.
     """
     if tiling is None:
-        return {"allocation": "row owner"}
+        return {"allocation": ROW_OWNER}
     coarse, fine = len(tiling.kind), len(tiling.allocation.queries.chunks)
     return {
         "allocation": "tiled",
