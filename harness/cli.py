@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
-from harness import launch
+from harness.base.workers import Terminated
 from harness.commands import (
     calibrate,
     check,
@@ -31,7 +31,7 @@ from harness.commands import (
 )
 from harness.commands.progress import wrapped
 from harness.errors import HarnessError, UnsupportedError
-from harness.workers import Terminated
+from harness.ranks import launch
 
 _PROGRAM = "python -m harness"
 _COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans

@@ -19,12 +19,18 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from harness.problem import Direction
+from harness.plan.problem import Direction
 from patterns.table import Table
-from strategies.ultraattn.account import BACKWARD, FORWARD
-from strategies.ultraattn.device import assign
-from strategies.ultraattn.grid import grid_of_table, instance_of
-from strategies.ultraattn.published import PATTERNS, SEED, at_degree, logged, node_blocks
+from strategies.ultraattn.blocks import grid_of_table, instance_of
+from strategies.ultraattn.solver.assign import assign
+from strategies.ultraattn.solver.instance import BACKWARD, FORWARD
+from strategies.ultraattn.solver.published_instances import (
+    PATTERNS,
+    SEED,
+    at_degree,
+    logged,
+    node_blocks,
+)
 
 FWD, BWD = Direction.FORWARD, Direction.BACKWARD
 LARGE_S = 60.0

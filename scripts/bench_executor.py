@@ -22,15 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness import kernels, transport
-from harness.check import inputs_of, start
+from harness.check.cell import inputs_of, start
 from harness.commands.arguments import choice, count, dtype, heads, length, listed
-from harness.config import Config, Where
-from harness.execute import execute
-from harness.planned import planned_for
-from harness.pool import Member, Team
-from harness.problem import Direction, Dtype
-from harness.transport import GroupTransport
+from harness.execute import kernels, transport
+from harness.execute.interpreter import execute
+from harness.execute.transport import GroupTransport
+from harness.plan.problem import Direction, Dtype
+from harness.prepare.verified_plans import planned_for
+from harness.ranks.team import Member, Team
+from harness.records.config import Config, Where
 
 WARMUP = 3
 TIMEOUT_S = 600.0

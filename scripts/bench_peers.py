@@ -23,18 +23,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.attention import context_parallel
+from harness.attention.parallel import context_parallel
 from harness.commands.arguments import count, length, listed
-from harness.config import Config, Where
-from harness.floor import kernel_calls
-from harness.inputs import make_inputs
-from harness.peer import peer, refuse
+from harness.execute.kernel_floor import kernel_calls
+from harness.measure.cells import quantile
+from harness.oracle.inputs import make_inputs
 from harness.peers.run import adapted, shards_of
-from harness.plan import Tensor
-from harness.planned import planned
-from harness.pool import Member, Team
-from harness.problem import Dtype, Problem
-from harness.sweep import quantile
+from harness.plan.plan import Tensor
+from harness.plan.problem import Dtype, Problem
+from harness.planning.peers import peer, refuse
+from harness.prepare.verified_plans import planned
+from harness.ranks.team import Member, Team
+from harness.records.config import Config, Where
 
 WARMUP = 2
 FLOOR_EVERY = 5

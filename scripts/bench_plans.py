@@ -7,8 +7,8 @@ Processor seconds of this process, so that other work on the machine counts less
 
 import time
 
-from harness.problem import Direction, Problem
-from harness.verify import verify
+from harness.plan.problem import Direction, Problem
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhere
 
-from harness.calibration import calibration
+from harness.cluster.calibration import calibration
 from harness.commands.arguments import count, listed
-from harness.defaults import usual
-from harness.predicted import pricer, skeleton_on
-from harness.problem import Direction
-from harness.residency import without_collection
-from harness.strategy import Context
-from harness.verify import verify
+from harness.plan.problem import Direction
+from harness.plan.residency import without_collection
+from harness.planning.strategy import Context
+from harness.records.defaults import usual
+from harness.simulate.calibrated import pricer, skeleton_on
+from harness.verify.proof import verify
 from strategies import strategy
 
 _PER_RANK = 16384

@@ -12,14 +12,14 @@ from datetime import date
 from math import exp, log
 from typing import NamedTuple
 
-from harness.cluster import Cluster, cluster
+from harness.base.workers import spread
+from harness.cluster.presets import Cluster, cluster
 from harness.commands.arguments import count, length
-from harness.contexts import context_on
-from harness.defaults import usual
-from harness.plan import Plan
-from harness.problem import Direction
-from harness.stream_schedule import Method, schedule_streams
-from harness.workers import spread
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import usual
+from harness.schedule.stream_schedule import Method, schedule_streams
 from strategies import strategy
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")

@@ -7,14 +7,14 @@ PYTHONPATH=. .venv/bin/python scripts/bench_simulate.py [--cp 64] [--seqlen 512k
 import argparse
 import time
 
-from harness.bounds import bounds
-from harness.cluster import cluster
+from harness.cluster.presets import cluster
 from harness.commands.arguments import count, length
-from harness.defaults import usual
-from harness.problem import Direction
-from harness.simulate import simulate
-from harness.strategy import Context
-from harness.verify import verify
+from harness.plan.problem import Direction
+from harness.planning.strategy import Context
+from harness.records.defaults import usual
+from harness.simulate.bounds import bounds
+from harness.simulate.simulator import simulate
+from harness.verify.proof import verify
 from strategies import STRATEGIES, strategy
 
 _REPEATS = 3

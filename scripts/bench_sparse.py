@@ -21,16 +21,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.check import inputs_of, planned_traffic, start
+from harness.check.cell import inputs_of, planned_traffic, start
 from harness.commands.arguments import count, dtype, heads, length, listed
-from harness.config import Config, Where
-from harness.execute import execute
-from harness.floor import kernel_calls
-from harness.planned import planned_for
-from harness.pool import Member, Team
-from harness.problem import Dtype
-from harness.sweep import quantile
-from harness.transport import GroupTransport
+from harness.execute.interpreter import execute
+from harness.execute.kernel_floor import kernel_calls
+from harness.execute.transport import GroupTransport
+from harness.measure.cells import quantile
+from harness.plan.problem import Dtype
+from harness.prepare.verified_plans import planned_for
+from harness.ranks.team import Member, Team
+from harness.records.config import Config, Where
 
 PATTERNS = ("strided", "global_local", "star", "streaming")
 WARMUP = 2

@@ -49,14 +49,14 @@ from pathlib import Path
 
 import torch
 
-from harness import kernels_cuda
-from harness.check import Cell, Status, check
-from harness.checks import cost
-from harness.config import Config
-from harness.environment import environment
+from harness.base.environment import environment
+from harness.check.axes import Axes, pairwise
+from harness.check.cell import Cell, Status, check
+from harness.check.run import cost
 from harness.errors import HarnessError
-from harness.grid import Axes, pairwise
-from harness.problem import Direction, Dtype
+from harness.execute import kernels_cuda
+from harness.plan.problem import Direction, Dtype
+from harness.records.config import Config
 
 SCHEMA = 1
 BUDGET_S = 300.0

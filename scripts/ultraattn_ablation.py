@@ -17,13 +17,13 @@ from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
-from harness.cluster import cluster
+from harness.base.workers import spread
+from harness.cluster.presets import cluster
 from harness.commands.arguments import count, length
-from harness.contexts import context_on
-from harness.defaults import usual
 from harness.errors import UnsupportedError
-from harness.problem import Direction
-from harness.workers import spread
+from harness.plan.problem import Direction
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import usual
 from strategies import strategy
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")

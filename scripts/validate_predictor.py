@@ -30,12 +30,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhere
 
-from harness.calibration import FOLDER, calibration, plan_class
-from harness.effects import ALL, Effect
+from harness.cluster.calibration import FOLDER, calibration, plan_class
+from harness.cluster.effects import ALL, Effect
 from harness.fit.cluster import run_halves
 from harness.fit.tables import Row, read
-from harness.measured import CLUSTERS, Case, case_of, predict
-from harness.problem import Direction
+from harness.plan.problem import Direction
+from harness.reproduce.published_runs import CLUSTERS, Case, case_of, predict
 
 _NEEDED = {"gpu", "nodes", "gpus_per_node", "heads", "direction", "strategy", "time_s"}
 _BATCH = 256
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--without", choices=sorted(ALL), action="append", default=[])
     parser.add_argument("--noisy", action="store_true", help="keep UltraAttn times under 0.3 ms")
     parser.add_argument("--holdout", action="store_true", help="only shapes that were not fitted")
-    parser.add_argument("--write-errors", action="store_true", help="into harness/clusters")
+    parser.add_argument("--write-errors", action="store_true", help="into harness/cluster/calibrations")
     parser.add_argument("--ablation", action="store_true", help="effects off, one by one")
     parser.add_argument("--most", type=int, default=0, help="rows of a set; 0 is all")
     args = parser.parse_args()

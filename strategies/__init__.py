@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from harness.strategy import Chosen, Strategy, choose
+from harness.planning.strategy import Chosen, Strategy, choose
 
 
 def _table(*entries: str) -> Mapping[str, Strategy]:

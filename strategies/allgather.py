@@ -8,12 +8,12 @@ Tokens are contiguous unless a placement is given, as in `ring`: that is plaines
 a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placement=zigzag`.
 """
 
-from harness.build import KV, KV_GRADS, PlanBuilder, shard_both
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import all_gather, finish_tokens, hold_tokens, reduce_scatter
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS
+from harness.planning.builder import KV, KV_GRADS, PlanBuilder, shard_both
+from harness.planning.rings import all_gather, finish_tokens, hold_tokens, reduce_scatter
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

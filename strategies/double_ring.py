@@ -15,13 +15,13 @@ node use their network cards at once.
 from dataclasses import replace
 from math import gcd
 
-from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS, Placement
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import Holder, ring_attention
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS, Placement
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.rings import Holder, ring_attention
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

@@ -13,14 +13,14 @@ dk and dv of a part are done after its walk; dq rests on the host between two wa
 
 from dataclasses import replace
 
-from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
-from harness.layer_verbs import only_layers
-from harness.parts import PartedLayer
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import Sharding, split
-from harness.strategy import Context, Options, Strategy
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import Sharding, split
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.chunked_layer import PartedLayer
+from harness.planning.layer_verbs import only_layers
+from harness.planning.strategy import Context, Options, Strategy
 
 PART_TOKENS = 65536  # arXiv:2408.16978, section 5: the chunk that the authors take
 

@@ -18,13 +18,13 @@ order, because no reduce-scatter can add them.
 
 from dataclasses import replace
 
-from harness.allocation import Errands, Move
-from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
-from harness.plan import GATHERED, Plan
-from harness.problem import Direction, Problem
-from harness.sharding import contiguous
-from harness.strategy import Context, Options, Strategy
+from harness.plan.plan import GATHERED, Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import contiguous
+from harness.planning.block_transfers import Errands, Move
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.strategy import Context, Options, Strategy
 
 PAPER = "UltraAttn (SC'25), the plans for full attention of the authors' code"
 

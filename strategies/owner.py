@@ -12,13 +12,13 @@ are no partial outputs; backward, partial dk and dv go straight home.
 It is what UltraAttn leaves when it does not tile devices.
 """
 
-from harness.allocation import plan_allocation
-from harness.build import shard_both
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS
-from harness.strategy import Context, Options, Strategy
-from harness.tiling import row_owner
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS
+from harness.planning.block_assignment import row_owner
+from harness.planning.block_transfers import plan_allocation
+from harness.planning.builder import shard_both
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

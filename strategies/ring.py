@@ -13,12 +13,12 @@ Under a causal pattern contiguous chunks leave the last rank with almost twice t
 `ring-classic` sends everything around the whole ring whether or not the pattern needs it.
 """
 
-from harness.build import PlanBuilder, shard_both
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import contiguous
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import one_ring
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import contiguous
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.rings import one_ring
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

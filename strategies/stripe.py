@@ -8,12 +8,12 @@ the keys' stripe is not later than the queries', without it otherwise:
 so all ranks carry the same work at every step, up to half a diagonal.
 """
 
-from harness.build import PlanBuilder, shard_both
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import stripe
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import one_ring
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import stripe
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.rings import one_ring
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

@@ -15,13 +15,13 @@ heads as possible are copied. A KV head whose query heads sit on several ranks i
 and its owner adds their partial dk and dv.
 """
 
-from harness.build import PlanBuilder, balanced_heads, shard_both
 from harness.errors import UnsupportedError
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import contiguous
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import HeadGroups, Ring, head_attention, seats_of
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import contiguous
+from harness.planning.builder import PlanBuilder, balanced_heads, shard_both
+from harness.planning.rings import HeadGroups, Ring, head_attention, seats_of
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

@@ -16,14 +16,14 @@ visitors stay for the stages that use them, or with `resend` go at once and come
 
 from dataclasses import replace
 
-from harness.build import PlanBuilder, shard_both
 from harness.errors import UnsupportedError
-from harness.layer_verbs import only_layers
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import Sharding, contiguous, subdivided, zigzag
-from harness.stages import StagedLayer, Stages
-from harness.strategy import Context, Options, Strategy
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import Sharding, contiguous, subdivided, zigzag
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.layer_verbs import only_layers
+from harness.planning.staged_layer import StagedLayer, Stages
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def head_stages(

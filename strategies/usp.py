@@ -12,13 +12,13 @@ a gathered sequence is in ascending order and a causal pattern loads all ranks a
 
 from dataclasses import replace
 
-from harness.build import PlanBuilder, balanced_heads, shard_both
 from harness.errors import UnsupportedError
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS, Placement, Sharding, subdivided
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import HeadGroups, Ring, head_attention, ring_attention, seats_of
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS, Placement, Sharding, subdivided
+from harness.planning.builder import PlanBuilder, balanced_heads, shard_both
+from harness.planning.rings import HeadGroups, Ring, head_attention, ring_attention, seats_of
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from a later rank meet the second chunk with both halves: always half a full ste
 is legal too; the placement then balances as well as it happens to.
 """
 
-from harness.build import PlanBuilder, shard_both
-from harness.plan import Plan
-from harness.problem import Direction, Problem
-from harness.sharding import zigzag
-from harness.strategy import Context, Options, Strategy
-from harness.verbs import one_ring
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import zigzag
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.rings import one_ring
+from harness.planning.strategy import Context, Options, Strategy
 
 
 def plan(

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
-from harness.attention import Everything, run_all
-from harness.config import Config
-from harness.execute import DTYPES
-from harness.plan import Scope
-from harness.problem import Dtype, Problem
-from harness.tolerance import Tolerance, Verdict, calibrate, judge
+from harness.attention.parallel import Everything, run_all
+from harness.execute.interpreter import DTYPES
+from harness.oracle.tolerance import Tolerance, Verdict, calibrate, judge
+from harness.plan.plan import Scope
+from harness.plan.problem import Dtype, Problem
+from harness.records.config import Config
 from patterns import make_pattern
 
 EVERY_STRATEGY = tuple(map(strategies.quick, strategies.STRATEGIES))

@@ -9,13 +9,15 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, TypeVar
 
-from harness import defaults, models, typed
-from harness.cluster import CLUSTERS, DEFAULT, Runtime
-from harness.figures import short
-from harness.models import Model
-from harness.plan import Scope
-from harness.problem import MOST_RANKS, Direction, Dtype, Problem
-from harness.typed import received, whole
+from harness.base import numbers
+from harness.base.numbers import received, whole
+from harness.cluster.presets import CLUSTERS, DEFAULT, Runtime
+from harness.plan.plan import Scope
+from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
+from harness.records import defaults
+from harness.report.format import short
+from harness.training import models
+from harness.training.models import Model
 from patterns import LONGEST, make_pattern
 
 T = TypeVar("T")
@@ -73,7 +75,7 @@ def positive(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
-    return _number(typed.positive, text)
+    return _number(numbers.positive, text)
 
 
 def _number(read: Callable[[str], T], text: str) -> T:

@@ -11,10 +11,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import local
-from harness.calibration import dump, load
+from harness.base.files import write_whole
+from harness.calibrate import this_machine
+from harness.cluster.calibration import dump, load
 from harness.commands.arguments import Help, example, path
-from harness.files import write_whole
 from harness.fit.cluster import MACHINES, fit_cluster, sources_of
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if args.cluster is not None:
             raise ValueError("--cluster names whose logs are fitted; give --from-logs with it")
         _require_place(args.output)  # before the work, which would be lost
-        text = local.calibrated(date, _log)
+        text = this_machine.calibrated(date, _log)
     else:
         text = _from_logs(args, date)
     if args.output is None:
@@ -100,4 +100,4 @@ def _from_logs(args: argparse.Namespace, date: str) -> str:
 def _check(args: argparse.Namespace) -> int:
     """Compare; a median error that is larger than promised is a failure found."""
     load(args.check)  # a wrong file is a wrong call
-    return local.check(args.check, args.output, _log)
+    return this_machine.check(args.check, args.output, _log)

@@ -12,8 +12,10 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness import checks
-from harness.check import Cell, Status
+from harness.base.workers import cores
+from harness.check.axes import Axes, pairwise, size, spelled, whole
+from harness.check.cell import Cell, Status
+from harness.check.run import check_all, check_group, check_peers, dearest_first, hashes_of
 from harness.commands.arguments import (
     Help,
     count,
@@ -27,13 +29,11 @@ from harness.commands.arguments import (
     written,
 )
 from harness.commands.progress import Live, Output
-from harness.config import Config, Where
-from harness.grid import Axes, pairwise, size, spelled, whole
-from harness.peer import expanded, is_peer
-from harness.plan import Scope
-from harness.problem import Dtype
-from harness.records import Record, ResultFile
-from harness.workers import cores
+from harness.plan.plan import Scope
+from harness.plan.problem import Dtype
+from harness.planning.peers import expanded, is_peer
+from harness.records.config import Config, Where
+from harness.records.store import Record, ResultFile
 from patterns import make_pattern
 from strategies import strategy
 
@@ -169,7 +169,7 @@ def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
         for part in parts:
             yield from whole(part)
     else:
-        configs = checks.dearest_first(pairwise(axes))
+        configs = dearest_first(pairwise(axes))
         for part in parts:
             yield from (config for config in configs if config.cp in part.cps)
 
@@ -190,11 +190,11 @@ def _judge(args: argparse.Namespace, axes: Axes, done: set[str]) -> Iterator[tup
 
         jobs = min(args.jobs, total)
         if args.transport is Where.GLOO:
-            pairs = checks.check_group(todo(peers=False), jobs=jobs, repeat=args.repeat)
+            pairs = check_group(todo(peers=False), jobs=jobs, repeat=args.repeat)
         else:
-            pairs = checks.check_all(todo(peers=False), jobs=jobs)
+            pairs = check_all(todo(peers=False), jobs=jobs)
         of_peers = sorted(todo(peers=True), key=lambda config: config.cp)
-        for pair in chain(pairs, checks.check_peers(of_peers)):
+        for pair in chain(pairs, check_peers(of_peers)):
             yield pair
             live.advance()
 
@@ -202,7 +202,7 @@ def _judge(args: argparse.Namespace, axes: Axes, done: set[str]) -> Iterator[tup
 def _hashes(args: argparse.Namespace, config: Config) -> tuple[str, ...]:
     """Hashes of a cell's records; peers run in processes whatever the transport of the others."""
     where = Where.GLOO if is_peer(config.strategy) else args.transport
-    return checks.hashes_of(config, where)
+    return hashes_of(config, where)
 
 
 def _done(file: ResultFile) -> set[str]:

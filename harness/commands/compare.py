@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.cell import known
 from harness.commands.arguments import Help, example, path, positive
 from harness.commands.progress import Output
-from harness.compare import THRESHOLD, Change, Comparison, Kind, compare
-from harness.records import read_records
+from harness.records.cell import known
+from harness.records.store import read_records
+from harness.report.compare import THRESHOLD, Change, Comparison, Kind, compare
 
 _ALONE = (Kind.MISSING, Kind.EXTRA)
 _SHOWN = 5

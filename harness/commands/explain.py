@@ -9,14 +9,14 @@ from functools import partial
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.base.workers import cores, spread
 from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
 from harness.errors import UnsupportedError
-from harness.explain import Costs, Explanation, as_json, explain
-from harness.figures import broken
-from harness.problem import Problem
-from harness.workers import cores, spread
+from harness.explain.explanation import Costs, Explanation, as_json, explain
+from harness.plan.problem import Problem
+from harness.report.format import broken
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20

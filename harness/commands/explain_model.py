@@ -10,15 +10,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.cluster import cluster
+from harness.base.workers import cores, spread
+from harness.cluster.presets import cluster
 from harness.commands.arguments import add_problem, given, length, positive
 from harness.commands.arguments import model as read_model
 from harness.commands.progress import Live, Output
-from harness.counting import Use
-from harness.modelled import Answer, Question, answer
-from harness.models import MODELS
-from harness.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
-from harness.workers import cores, spread
+from harness.memory.counting import Use
+from harness.training.answer import Answer, Question, answer
+from harness.training.models import MODELS
+from harness.training.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
 from strategies import EVERY_STRATEGY
 
 _GIB = 2**30

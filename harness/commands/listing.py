@@ -11,15 +11,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from harness.cluster import CLUSTERS
+from harness.cluster.presets import CLUSTERS
 from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
-from harness.models import MODELS
-from harness.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
-from harness.peer import PEERS
-from harness.plan import Scope
-from harness.problem import Dtype
-from harness.strategy import ALIASES, Options, accepted
+from harness.plan.plan import Scope
+from harness.plan.problem import Dtype
+from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
+from harness.planning.peers import PEERS
+from harness.planning.strategy import ALIASES, Options, accepted
+from harness.training.models import MODELS
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES
 

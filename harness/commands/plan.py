@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cluster import DEFAULT, Cluster, cluster
+from harness.base.files import write_whole
+from harness.cluster.presets import DEFAULT, Cluster, cluster
 from harness.commands.arguments import (
     Help,
     add_cluster,
@@ -29,19 +30,18 @@ from harness.commands.arguments import (
 from harness.commands.plan_levels import level_lines
 from harness.commands.plan_show import print_blocks
 from harness.commands.progress import wrapped
-from harness.contexts import context_on
-from harness.defaults import named
 from harness.errors import PlanError
-from harness.files import write_whole
-from harness.memory import ledger
-from harness.plan import Plan, Tile, from_json, to_json
-from harness.problem import Direction
-from harness.residency import Program
-from harness.simulate import simulate
-from harness.sizes import traffic
-from harness.strategy import Context
-from harness.trace import gantt, kind_of
-from harness.verify import verify
+from harness.memory.ledger import ledger
+from harness.plan.plan import Plan, Tile, from_json, to_json
+from harness.plan.problem import Direction
+from harness.plan.residency import Program
+from harness.plan.sizes import traffic
+from harness.planning.strategy import Context
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import named
+from harness.simulate.simulator import simulate
+from harness.simulate.trace import gantt, kind_of
+from harness.verify.proof import verify
 from strategies import strategy
 
 _MIB = 2**20

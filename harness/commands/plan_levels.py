@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.levels import Level, read_levels
-from harness.problem import Direction
+from harness.plan.problem import Direction
+from harness.planning.levels import Level, read_levels
 
 _MIB = 2**20
 _OWN = "ultraattn"  # the planner's own plan, among candidates

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.blocks import block_table, rank_accounts
-from harness.plan import Plan
+from harness.plan.block_table import block_table, rank_accounts
+from harness.plan.plan import Plan
 
 _MIB = 2**20
 _GAP = "  "

@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from harness.base.workers import cores
 from harness.commands.arguments import Help, count, degree, example, listed, positive
 from harness.commands.progress import Output
 from harness.commands.speedups import measured_beside, show
-from harness.reproduce import PAPERS, Figure, figures, tables
-from harness.speedups import Chosen
-from harness.workers import cores
+from harness.reproduce.figures import PAPERS, Figure, figures, tables
+from harness.reproduce.speedups import Chosen
 
 _SPEEDUPS = "ultraattn"
 _LARGE = 100

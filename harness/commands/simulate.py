@@ -4,7 +4,8 @@ import argparse
 import json
 import sys
 
-from harness.cluster import CLUSTERS, Cluster, Runtime, cluster
+from harness.cluster.effects import ALL, SAID, Effect
+from harness.cluster.presets import CLUSTERS, Cluster, Runtime, cluster
 from harness.commands.arguments import (
     Help,
     add_plan,
@@ -14,15 +15,14 @@ from harness.commands.arguments import (
     problem_of,
 )
 from harness.commands.progress import wrapped
-from harness.contexts import context_on
-from harness.defaults import named
-from harness.effects import ALL, SAID, Effect
-from harness.plan import Plan
-from harness.predicted import pricer, skeleton_on, trust
-from harness.problem import Direction
-from harness.residency import Program, without_collection
-from harness.simulate import simulate
-from harness.verify import verify
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
+from harness.plan.residency import Program, without_collection
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import named
+from harness.simulate.calibrated import pricer, skeleton_on, trust
+from harness.simulate.simulator import simulate
+from harness.verify.proof import verify
 from strategies import strategy
 
 _NOTHING = 1e-6

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands.progress import Live, wrapped
-from harness.figures import short
-from harness.speedups import Chosen, Speedup, cells, speedups, timed
+from harness.report.format import short
+from harness.reproduce.speedups import Chosen, Speedup, cells, speedups, timed
 
 _SHORT = {"forward": "fwd", "backward": "bwd"}
 _RUNTIME = 1.5

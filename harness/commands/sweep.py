@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import suite
-from harness.cell import Status, known
-from harness.cluster import CLUSTERS, Runtime, cluster
+from harness.base.workers import cores
+from harness.cluster.presets import CLUSTERS, Runtime, cluster
 from harness.commands.arguments import (
     Help,
     choice,
@@ -28,18 +27,19 @@ from harness.commands.arguments import (
     positive,
 )
 from harness.commands.progress import Live, Output
-from harness.config import Config, Where
-from harness.launch import Launch
-from harness.models import MODELS, Model
-from harness.plan import Scope
-from harness.problem import Direction
-from harness.records import Record, ResultFolder
-from harness.simulated import simulate_cells
-from harness.suite import Mode, Part
-from harness.summary import write_summaries
-from harness.sweep import Crews, Limits, in_order, latest, measure_cells, pending
-from harness.tables import print_sweep
-from harness.workers import cores
+from harness.measure.cells import Crews, Limits, in_order, latest, measure_cells, pending
+from harness.plan.plan import Scope
+from harness.plan.problem import Direction
+from harness.ranks.launch import Launch
+from harness.records.cell import Status, known
+from harness.records.config import Config, Where
+from harness.records.store import Record, ResultFolder
+from harness.report.summary import write_summaries
+from harness.report.tables import print_sweep
+from harness.sweep import suite
+from harness.sweep.simulate_cells import simulate_cells
+from harness.sweep.suite import Mode, Part
+from harness.training.models import MODELS, Model
 from patterns import make_pattern
 
 _AXES = {

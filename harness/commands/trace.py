@@ -11,8 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from harness.bounds import Bounds, bounds, problem_bound_s
-from harness.cluster import cluster
+from harness.base.files import write_whole
+from harness.cluster.presets import cluster
 from harness.commands.arguments import (
     Help,
     add_plan,
@@ -24,18 +24,18 @@ from harness.commands.arguments import (
     problem_of,
     written,
 )
-from harness.config import Config, Where
-from harness.contexts import context_on
-from harness.defaults import named
-from harness.files import write_whole
-from harness.memory import ledger
-from harness.pool import Team
-from harness.problem import Direction, Problem
-from harness.simulate import simulate
-from harness.streams import Dispatch
-from harness.trace import Trace, gantt, to_chrome
-from harness.traced import traced
-from harness.verify import verify
+from harness.measure.traced_run import traced
+from harness.memory.ledger import ledger
+from harness.plan.problem import Direction, Problem
+from harness.prepare.planner_context import context_on
+from harness.ranks.team import Team
+from harness.records.config import Config, Where
+from harness.records.defaults import named
+from harness.simulate.bounds import Bounds, bounds, problem_bound_s
+from harness.simulate.simulator import simulate
+from harness.simulate.streams import Dispatch
+from harness.simulate.trace import Trace, gantt, to_chrome
+from harness.verify.proof import verify
 from strategies import strategy
 
 _MIB = 2**20

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.calibration import Calibration, Range, calibration
-from harness.effects import Crowd, Effects
+from harness.cluster.calibration import Calibration, Range, calibration
+from harness.cluster.effects import Crowd, Effects
+from harness.cluster.link_model import Curve, Links
 from harness.fit.hosts import fit_hosts
 from harness.fit.kernels import fit_kernels
-from harness.fit.least import Reals, simplex
 from harness.fit.links import fit_curve, message_times
+from harness.fit.minimise import Reals, simplex
 from harness.fit.tables import halves, read
-from harness.link_model import Curve, Links
-from harness.measured import Case, case_of, predict
-from harness.problem import Direction, Dtype
+from harness.plan.problem import Direction, Dtype
+from harness.reproduce.published_runs import Case, case_of, predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.calibration import Calibration
-from harness.effects import ALL, Effect
-from harness.fit.least import Reals
-from harness.measured import Case, baseline, baseline_convention, predict
-from harness.predict import launched_by
-from harness.problem import Direction
-from harness.skeleton import Launched
+from harness.cluster.calibration import Calibration
+from harness.cluster.effects import ALL, Effect
+from harness.fit.minimise import Reals
+from harness.plan.problem import Direction
+from harness.reproduce.published_runs import Case, baseline, baseline_convention, predict
+from harness.simulate.job_costs import launched_by
+from harness.simulate.job_graph import Launched
 
 TRANSFER_S = 40e-6
 """Of an isend and an irecv. No row tells it from what else a step launches, so it is set.

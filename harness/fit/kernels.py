@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.fit.least import Reals, least_squares, robust
+from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
+from harness.fit.minimise import Reals, least_squares, robust
 from harness.fit.tables import Row, halves
-from harness.kernel_model import BackwardKernel, ForwardKernel, Kernels
-from harness.problem import Direction
+from harness.plan.problem import Direction
 
 LEAST_TOKENS = 256
 

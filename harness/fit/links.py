@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from harness.cluster.link_model import Curve
 from harness.fit.kernels import Error
-from harness.fit.least import Reals, least_squares
+from harness.fit.minimise import Reals, least_squares
 from harness.fit.tables import Row
-from harness.link_model import Curve
 
 _SWITCH = (2**17, 2**23)  # bytes between which NCCL may switch its protocol
 

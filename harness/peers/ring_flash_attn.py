@@ -8,10 +8,10 @@ from types import ModuleType
 
 import torch
 
-from harness.peer import ChosenPeer
-from harness.peers.local import Attend, Local, kernels_for
-from harness.problem import Problem
-from harness.sharding import contiguous, stripe, zigzag
+from harness.peers.adapter import Attend, Local, kernels_for
+from harness.plan.problem import Problem
+from harness.plan.sharding import contiguous, stripe, zigzag
+from harness.planning.peers import ChosenPeer
 
 _PACKAGE = "ring_flash_attn"
 _SHARDINGS = {"ring": contiguous, "zigzag": zigzag, "stripe": stripe, "llama3": contiguous}

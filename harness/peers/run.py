@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.check import inputs_of
-from harness.config import Config, Where
+from harness.check.cell import inputs_of
 from harness.errors import UnsupportedError
-from harness.peer import ChosenPeer, peer, refuse
 from harness.peers import ring_flash_attn, yunchang
-from harness.peers.local import Local
-from harness.plan import Tensor
-from harness.pool import Member
-from harness.problem import Direction, Problem
+from harness.peers.adapter import Local
+from harness.plan.plan import Tensor
+from harness.plan.problem import Direction, Problem
+from harness.planning.peers import ChosenPeer, peer, refuse
+from harness.ranks.team import Member
+from harness.records.config import Config, Where
 
 _ADAPTERS = {"ring-flash-attn": ring_flash_attn.adapt, "yunchang": yunchang.adapt}
 _FORWARD = ("out",)

@@ -6,9 +6,9 @@ from importlib import import_module
 import torch
 import torch.distributed as dist
 
-from harness.peer import ChosenPeer
-from harness.peers.local import Local, kernels_for
-from harness.problem import Problem
+from harness.peers.adapter import Local, kernels_for
+from harness.plan.problem import Problem
+from harness.planning.peers import ChosenPeer
 
 
 def adapt(chosen: ChosenPeer, problem: Problem, rank: int, device: torch.device) -> Local:

@@ -5,13 +5,13 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.cluster import Cluster
-from harness.levels import Level
-from harness.passes.fuse import fused_at_once
-from harness.passes.kernels import tile_kernels
-from harness.plan import Plan
-from harness.stream_schedule import Method, schedule_streams
-from harness.taskgraph import Timeline, graph_of
+from harness.cluster.presets import Cluster
+from harness.plan.plan import Plan
+from harness.planning.levels import Level
+from harness.schedule.fuse import fused_at_once
+from harness.schedule.kernel_tiling import tile_kernels
+from harness.schedule.stream_schedule import Method, schedule_streams
+from harness.simulate.timeline import Timeline, graph_of
 
 _LITTLE = 0.25  # of the time
 

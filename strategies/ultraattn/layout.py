@@ -12,13 +12,13 @@ from math import lcm
 
 import numpy as np
 
-from harness.problem import Problem
-from harness.sharding import Sharding, split, zigzag
+from harness.plan.problem import Problem
+from harness.plan.sharding import Sharding, split, zigzag
 from patterns import Pattern, remap_order
-from strategies.ultraattn.account import even_owners
-from strategies.ultraattn.grid import degree, grid_of, imbalance
-from strategies.ultraattn.node import Side
+from strategies.ultraattn.blocks import degree, grid_of, imbalance
+from strategies.ultraattn.nodes import Side
 from strategies.ultraattn.remap import Order, orders
+from strategies.ultraattn.solver.instance import even_owners
 
 EPSILON = 0.1  # the paper publishes no value
 _EVEN = 0.02  # imbalance that twice as many parts are not tried for

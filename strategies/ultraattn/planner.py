@@ -17,27 +17,23 @@ from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from harness.allocation import plan_allocation
-from harness.caching import cache_folder
-from harness.cluster import Cluster, cluster
-from harness.gates import posted_late
-from harness.levels import Level
-from harness.plan import Plan, legs_of
-from harness.problem import Direction, Problem
-from harness.sharding import PLACEMENTS, Placement, Sharding, split
-from harness.sizes import leg_bytes
-from harness.strategy import Context
-from harness.stream_schedule import Method, instance_of, search, tick_of
-from harness.taskgraph import graph_of
-from harness.tiling import Allocation, row_owner
+from harness.base.cache import cache_folder
+from harness.cluster.presets import Cluster, cluster
+from harness.plan.plan import Plan, legs_of
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS, Placement, Sharding, split
+from harness.plan.sizes import leg_bytes
+from harness.planning.block_assignment import Allocation, row_owner
+from harness.planning.block_transfers import plan_allocation
+from harness.planning.levels import Level
+from harness.planning.strategy import Context
+from harness.schedule.post_late import posted_late
+from harness.schedule.stream_schedule import Method, instance_of, search, tick_of
+from harness.simulate.timeline import graph_of
 from patterns.excerpt import excerpt
 from patterns.geometry import Chunk
-from strategies.ultraattn.account import even_owners
-from strategies.ultraattn.cache import Cache
-from strategies.ultraattn.device import DEFAULT_S, Assigned
-from strategies.ultraattn.fair import Times, fair, fastest, is_fair
+from strategies.ultraattn.blocks import grid_of
 from strategies.ultraattn.finish import Made, as_published, seconds_of, shortest
-from strategies.ultraattn.grid import grid_of
 from strategies.ultraattn.layout import (
     Layout,
     by_rank,
@@ -46,9 +42,13 @@ from strategies.ultraattn.layout import (
     own_layout,
     parts,
 )
-from strategies.ultraattn.node import NO_SLACK, Nodes, Slack, TwoLevels, tile_nodes
+from strategies.ultraattn.nodes import NO_SLACK, Nodes, Slack, TwoLevels, tile_nodes
 from strategies.ultraattn.remap import Order
-from strategies.ultraattn.reported import q_bytes, tilings
+from strategies.ultraattn.report import q_bytes, tilings
+from strategies.ultraattn.selection import Times, fair, fastest, is_fair
+from strategies.ultraattn.solver.assign import DEFAULT_S, Assigned
+from strategies.ultraattn.solver.instance import even_owners
+from strategies.ultraattn.solver.store import Cache
 
 NAME = "ultraattn"
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.ultraattn.account import even_owners
-from strategies.ultraattn.grid import Grid
+from strategies.ultraattn.blocks import Grid
+from strategies.ultraattn.solver.instance import even_owners
 
 Order = tuple[int, ...]
 _RESTARTS = 6

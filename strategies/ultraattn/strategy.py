@@ -22,13 +22,13 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from harness.levels import Level, read_levels, spell_levels
-from harness.plan import Plan, from_json, to_json
-from harness.problem import Direction, Dtype, Problem
-from harness.strategy import Context, Options, Strategy
+from harness.plan.plan import Plan, from_json, to_json
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.planning.levels import Level, read_levels, spell_levels
+from harness.planning.strategy import Context, Options, Strategy
+from strategies.ultraattn.fallbacks import or_others
 from strategies.ultraattn.finish import seconds_of
-from strategies.ultraattn.kept import Kept, kept, key_of
-from strategies.ultraattn.others import or_others
+from strategies.ultraattn.plan_store import Kept, kept, key_of
 from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from harness import kernels
-from harness.attention import attention, run_all
+from harness.attention.parallel import attention, run_all
 from harness.errors import UnsupportedError
-from harness.problem import Dtype
+from harness.execute import kernels
+from harness.plan.problem import Dtype
 from tests.support import EVERY_STRATEGY, failures, problem, run, tensors, wrong
 
 RINGS = ["ring", "ring-classic", "zigzag", "stripe", "double_ring:inner=2"]

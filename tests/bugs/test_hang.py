@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 import strategies
-from harness.attention import context_parallel, run_all
+from harness.attention.parallel import context_parallel, run_all
 from harness.errors import PlanError
-from harness.execute import execute
-from harness.plan import Tensor as Kind
-from harness.problem import Direction, Problem
-from harness.shards import initial_inputs
-from harness.transport import GroupTransport, Handle, LocalTransport
-from harness.verify import verify
+from harness.execute.interpreter import execute
+from harness.execute.shards import initial_inputs
+from harness.execute.transport import GroupTransport, Handle, LocalTransport
+from harness.plan.plan import Tensor as Kind
+from harness.plan.problem import Direction, Problem
+from harness.verify.proof import verify
 from patterns import make_pattern
 from tests.support import EVERY_STRATEGY, RankError, Ranks, problem, ranks, tensors
 

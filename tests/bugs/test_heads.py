@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import strategies
-from harness import heads as head_sets
-from harness.attention import context_parallel, run_all
-from harness.build import balanced_heads
+from harness.attention.parallel import context_parallel, run_all
 from harness.errors import UnsupportedError
-from harness.problem import Direction, Problem
+from harness.plan import heads as head_sets
+from harness.plan.problem import Direction, Problem
+from harness.planning.builder import balanced_heads
 from tests.support import EVERY_STRATEGY, problem, ranks, run, wrong
 
 

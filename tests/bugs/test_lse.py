@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from harness import kernels
-from harness.attention import run_all
-from harness.kernels import Mask, MaskKind, attend, merge_
-from harness.problem import Dtype
-from harness.tolerance import calibrate, judge
+from harness.attention.parallel import run_all
+from harness.execute import kernels
+from harness.execute.kernels import Mask, MaskKind, attend, merge_
+from harness.oracle.tolerance import calibrate, judge
+from harness.plan.problem import Dtype
 from tests.support import allowed, failures, problem, run, tensors, wrong
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import kernels
-from harness.attention import run_all
-from harness.kernels import Mask, MaskKind
-from harness.plan import Plan, Tile, legs_of
-from harness.plan import Tensor as Kind
-from harness.sizes import tile_flops
+from harness.attention.parallel import run_all
+from harness.execute import kernels
+from harness.execute.kernels import Mask, MaskKind
+from harness.plan.plan import Plan, Tile, legs_of
+from harness.plan.plan import Tensor as Kind
+from harness.plan.sizes import tile_flops
 from tests.support import EVERY_STRATEGY, failures, problem, run, same_bits, tensors, wrong
 
 VARIANTS = (*EVERY_STRATEGY, "allgather:placement=zigzag", "usp:2x2")

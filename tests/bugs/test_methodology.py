@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from harness import kernels, oracle
-from harness.attention import run_all
+from harness.attention.parallel import run_all
 from harness.errors import PlanError
-from harness.problem import Dtype
-from harness.tolerance import calibrate, judge
-from harness.transport import Handle, LocalTransport
+from harness.execute import kernels
+from harness.execute.transport import Handle, LocalTransport
+from harness.oracle import dense
+from harness.oracle.tolerance import calibrate, judge
+from harness.plan.problem import Dtype
 from tests.support import EVERY_STRATEGY, failures, problem, run, tensors, tolerance_of, wrong
 
 
@@ -33,7 +34,7 @@ def test_b046_the_oracle_calls_no_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delattr(kernels, name)
     p = problem("causal", 5, (4, 2), cp=1)
     q, k, v, dout = tensors(p)
-    found = oracle.reference(q, k, v, torch.ones(5, 5).tril().bool(), p.softmax_scale, dout)
+    found = dense.reference(q, k, v, torch.ones(5, 5).tril().bool(), p.softmax_scale, dout)
     assert found["out"].abs().max() > 0
     assert found["lse"].isfinite().all()
 

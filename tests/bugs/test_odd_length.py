@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from harness.attention import run_all
-from harness.build import PlanBuilder
-from harness.execute import execute
-from harness.plan import Tensor as Kind
-from harness.plan import legs_of
-from harness.problem import Direction, Dtype
-from harness.sharding import Sharding
-from harness.shards import collect, initial_inputs
-from harness.transport import LocalTransport
-from harness.verbs import ring_attention
-from harness.verify import verify
+from harness.attention.parallel import run_all
+from harness.execute.interpreter import execute
+from harness.execute.shards import collect, initial_inputs
+from harness.execute.transport import LocalTransport
+from harness.plan.plan import Tensor as Kind
+from harness.plan.plan import legs_of
+from harness.plan.problem import Direction, Dtype
+from harness.plan.sharding import Sharding
+from harness.planning.builder import PlanBuilder
+from harness.planning.rings import ring_attention
+from harness.verify.proof import verify
 from tests.support import EVERY_STRATEGY, failures, problem, run, same_bits, tensors, wrong
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.attention import context_parallel, run_all
-from harness.sharding import Sharding, contiguous, remapped, stripe, zigzag
-from harness.shards import shard, unshard
+from harness.attention.parallel import context_parallel, run_all
+from harness.execute.shards import shard, unshard
+from harness.plan.sharding import Sharding, contiguous, remapped, stripe, zigzag
 from tests.support import EVERY_STRATEGY, problem, ranks, tensors
 
 PLACEMENTS = {

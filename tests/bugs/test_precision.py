@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from harness import kernels
-from harness.execute import DTYPES
-from harness.problem import Dtype
-from harness.tolerance import errors
+from harness.execute import kernels
+from harness.execute.interpreter import DTYPES
+from harness.oracle.tolerance import errors
+from harness.plan.problem import Dtype
 from tests.support import EVERY_STRATEGY, problem, run, tolerance_of, wrong
 
 LOW = [Dtype.BFLOAT16, Dtype.FLOAT16]

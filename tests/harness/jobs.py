@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from harness.pool import Member
+from harness.ranks.team import Member
 
 
 def ranks(member: Member, base: int) -> int:

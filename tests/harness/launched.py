@@ -10,9 +10,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness import launch
 from harness.errors import MeasurementError
-from harness.pool import Member, WorkerError
+from harness.ranks import launch
+from harness.ranks.team import Member, WorkerError
 
 TIMEOUT_S = 3.0
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from harness.check import planned_traffic, run_both
-from harness.inputs import make_inputs
-from harness.memory import ledger
-from harness.plan import Plan, Tensor
-from harness.planned import Planned, partial_results
-from harness.problem import Direction
-from harness.tolerance import calibrate, errors, judge
-from harness.transport import LocalTransport
-from harness.verify import check_pair, verify
+from harness.check.cell import planned_traffic, run_both
+from harness.execute.transport import LocalTransport
+from harness.memory.ledger import ledger
+from harness.oracle.inputs import make_inputs
+from harness.oracle.tolerance import calibrate, errors, judge
+from harness.plan.plan import Plan, Tensor
+from harness.plan.problem import Direction
+from harness.prepare.verified_plans import Planned, partial_results
+from harness.verify.proof import check_pair, verify
 from patterns.pattern import Pattern
 from patterns.table import TableMask, table_bands
 from tests.support import allowed

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.records import FILE, Record, read_records
-from tests.harness.test_pool import ROOT
+from harness.records.store import FILE, Record, read_records
+from tests.harness.ranks.test_team import ROOT
 
 SIMULATED = (
     *("--mode", "simulate", "--strategies", "ring,zigzag,ulysses", "--patterns", "causal,star"),

@@ -15,7 +15,7 @@ from harness import cli
 from harness.commands import explain
 from harness.errors import MeasurementError, told
 from strategies.ultraattn import strategy as ultraattn
-from tests.harness.test_pool import ROOT
+from tests.harness.ranks.test_team import ROOT
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:

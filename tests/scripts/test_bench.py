@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from harness.floor import kernel_calls
-from harness.peer import PEERS
-from harness.planned import planned
-from harness.problem import Dtype, Problem
+from harness.execute.kernel_floor import kernel_calls
+from harness.plan.problem import Dtype, Problem
+from harness.planning.peers import PEERS
+from harness.prepare.verified_plans import planned
 from patterns import make_pattern
-from tests.harness.test_pool import ROOT
+from tests.harness.ranks.test_team import ROOT
 
 
 def rows(script: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def test_the_floor_is_every_kernel_call_of_a_rank(
     both = planned(problem, strategy)
     seen: list[int] = []
     for name in ("attend", "attend_backward"):
-        real = getattr(sys.modules["harness.kernels"], name)
+        real = getattr(sys.modules["harness.execute.kernels"], name)
 
         def counted(*args: Any, real: Any = real) -> object:  # noqa: ANN401  # passes all on
             mask = args[-2]
@@ -87,7 +87,7 @@ def test_the_floor_is_every_kernel_call_of_a_rank(
             seen.append(heads * cells)
             return real(*args)
 
-        monkeypatch.setattr(f"harness.kernels.{name}", counted)
+        monkeypatch.setattr(f"harness.execute.kernels.{name}", counted)
     for program in (both.forward, both.backward):
         runs = [kernel_calls(program, rank) for rank in range(2)]
         seen.clear()

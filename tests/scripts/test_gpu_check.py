@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness import kernels_cuda
-from harness.check import Cell, Status
-from harness.config import Config
-from harness.kernels_cuda import Flash, math_backward, math_forward
-from harness.problem import Direction, Dtype
+from harness.check.cell import Cell, Status
+from harness.execute import kernels_cuda
+from harness.execute.kernels_cuda import Flash, math_backward, math_forward
+from harness.plan.problem import Direction, Dtype
+from harness.records.config import Config
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.test_pool import ROOT
+from tests.harness.ranks.test_team import ROOT
 
 DENSE = (
     "gpu,nodes,gpus_per_node,Sq,Skv,heads,head_dim,bs,pattern,direction,strategy,kernel_tile,"

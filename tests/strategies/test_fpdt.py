@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import check
-from harness.config import Config, Where
+from harness.check.cell import check
 from harness.errors import UnsupportedError
-from harness.memory import ledger
-from harness.plan import Memory, Plan, Tensor, Tile, Transfer
-from harness.problem import Direction, Dtype, Problem
-from harness.simulated import simulate_cell
-from harness.sizes import piece_bytes
-from harness.verify import check_pair, verify
-from harness.volumes import received_bytes
+from harness.explain.volumes import received_bytes
+from harness.memory.ledger import ledger
+from harness.plan.plan import Memory, Plan, Tensor, Tile, Transfer
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.sizes import piece_bytes
+from harness.records.config import Config, Where
+from harness.sweep.simulate_cells import simulate_cell
+from harness.verify.proof import check_pair, verify
 from strategies import strategy
 from tests.support import layer_config, layer_problem
 

@@ -3,10 +3,10 @@
 import pytest
 
 from harness.errors import UnsupportedError
-from harness.plan import Collective, CollectiveKind, Plan, Tensor, Tile, Transfer
-from harness.problem import Direction, Dtype, Problem
-from harness.verify import check_pair, verify
-from harness.volumes import received_bytes
+from harness.explain.volumes import received_bytes
+from harness.plan.plan import Collective, CollectiveKind, Plan, Tensor, Tile, Transfer
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.verify.proof import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy
 from strategies.grid import least_volume

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.build import balanced_heads
 from harness.errors import UnsupportedError
-from harness.plan import Plan, from_json, legs_of, to_json
-from harness.problem import Direction, Dtype, Problem
-from harness.schedule import in_plan_order, verify_schedule
-from harness.sharding import Sharding, contiguous, stripe, subdivided, zigzag
-from harness.sizes import leg_bytes
-from harness.strategy import Context, Options
-from harness.verify import check_pair, verify
+from harness.plan.order import in_plan_order, verify_schedule
+from harness.plan.plan import Plan, from_json, legs_of, to_json
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.sharding import Sharding, contiguous, stripe, subdivided, zigzag
+from harness.plan.sizes import leg_bytes
+from harness.planning.builder import balanced_heads
+from harness.planning.strategy import Context, Options
+from harness.verify.proof import check_pair, verify
 from patterns import make_pattern
 from strategies import DIRECT, STRATEGIES, strategy
 from strategies.usp import degrees

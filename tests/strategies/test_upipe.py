@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.check import check, inputs_of, run_both
-from harness.config import Config
+from harness.check.cell import check, inputs_of, run_both
 from harness.errors import UnsupportedError
-from harness.explain import explain
-from harness.heads import members
-from harness.plan import (
+from harness.execute.transport import GroupTransport, LocalTransport
+from harness.explain.explanation import explain
+from harness.plan.heads import members
+from harness.plan.plan import (
     Collective,
     CollectiveKind,
     Linear,
@@ -26,12 +26,12 @@ from harness.plan import (
     Tile,
     legs_of,
 )
-from harness.planned import planned
-from harness.problem import Direction, Dtype, Problem
-from harness.sizes import leg_bytes, linear_flops, piece_bytes
-from harness.stages import Stages
-from harness.transport import GroupTransport, LocalTransport
-from harness.verify import check_pair, verify
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.sizes import leg_bytes, linear_flops, piece_bytes
+from harness.planning.staged_layer import Stages
+from harness.prepare.verified_plans import planned
+from harness.records.config import Config
+from harness.verify.proof import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy, upipe
 from tests.support import layer_problem

@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch import Tensor as Values
 
-from harness import execute
-from harness.build import PlanBuilder
-from harness.check import check
-from harness.config import Config
+from harness.check.cell import check
 from harness.errors import MisfitError, MissedPairError, OverwriteError
-from harness.heads import members
-from harness.kernels import Mask
-from harness.lower import Call
-from harness.maskkind import MaskKind
-from harness.plan import Plan, Tensor, Tile
-from harness.planned import planned
-from harness.problem import Direction, Problem
-from harness.sharding import Sharding, contiguous, split
-from harness.verbs import finish_tokens, hold_tokens
-from harness.verify import verify
+from harness.execute import interpreter
+from harness.execute.kernels import Mask
+from harness.plan.heads import members
+from harness.plan.kernel_calls import Call
+from harness.plan.masks import MaskKind
+from harness.plan.plan import Plan, Tensor, Tile
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import Sharding, contiguous, split
+from harness.planning.builder import PlanBuilder
+from harness.planning.rings import finish_tokens, hold_tokens
+from harness.prepare.verified_plans import planned
+from harness.records.config import Config
+from harness.verify.proof import verify
 from patterns.pattern import Pattern
 from strategies import strategy, upipe
 from tests.harness.mutations import changed
@@ -156,12 +156,12 @@ def test_a_run_that_masks_by_index_fails_where_tokens_are_out_of_order(
     """Our masks go by position, so that any order is right; in our order an index is as good."""
     text, heads = "upipe:ring=2", (8, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "lower", by_index)
+        patch.setattr(interpreter, "lower", by_index)
         assert verdicts(text, heads, 4) == []
     monkeypatch.setattr(upipe, "subdivided", dealt_by_rank)
     planned.cache_clear()
     assert verdicts(text, heads, 4) == []
-    monkeypatch.setattr(execute, "lower", by_index)
+    monkeypatch.setattr(interpreter, "lower", by_index)
     wrong = verdicts(text, heads, 4)
     planned.cache_clear()
     assert [reason.split(" by")[0] for reason in wrong] == ["y is off", "dx is off"]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import checks, cli
-from harness.check import Cell, Status, check
-from harness.config import Config
-from harness.records import ResultFile
-from tests.harness.test_pool import ROOT
+from harness import cli
+from harness.check import run
+from harness.check.cell import Cell, Status, check
+from harness.records.config import Config
+from harness.records.store import ResultFile
+from tests.harness.ranks.test_team import ROOT
 
 SMALL = (
     *("check", "--strategies", "ring,ulysses", "--patterns", "causal", "--cp", "3", "--jobs", "1"),
@@ -65,7 +66,7 @@ def test_the_table_counts_and_refusals_have_reasons(capsys: pytest.CaptureFixtur
 def test_one_failure_is_named_and_makes_the_exit_status_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "check", broken)
+    monkeypatch.setattr(run, "check", broken)
     assert cli.main([*SMALL]) == 1
     out = capsys.readouterr().out
     assert "failed ring causal cp=3 S=29/29 heads=6/2 D=5 B=2 float64 backward: dk is off" in out
@@ -84,11 +85,11 @@ def test_a_check_goes_on_where_its_file_ends_and_tries_failures_again(
 
     words = [*SMALL, "-o", str(file), "--json"]
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "check", broken)
+        patch.setattr(run, "check", broken)
         assert cli.main(words) == 1
     capsys.readouterr()
     file.write_bytes(file.read_bytes() + b'{"torn')
-    monkeypatch.setattr(checks, "check", counted)
+    monkeypatch.setattr(run, "check", counted)
     assert cli.main(words) == 0
     assert judged == ["ring"]
     body = result(capsys)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.cell import Status, record
 from harness.commands import compare
-from harness.config import Config, Where
-from harness.records import Record, ResultFolder
+from harness.records.cell import Status, record
+from harness.records.config import Config, Where
+from harness.records.store import Record, ResultFolder
 
 CONFIG = Config(
     strategy="ring",

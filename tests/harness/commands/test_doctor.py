@@ -6,7 +6,7 @@ import json
 import pytest
 
 from harness.commands import doctor
-from harness.doctor import Finding, State
+from harness.commands.machine_facts import Finding, State
 
 FACTS: dict[str, object] = {
     "python": "3.12.1",

@@ -8,8 +8,8 @@ import pytest
 
 from harness.commands import explain
 from harness.commands.explain_model import bar
-from harness.footprint import Footprint
-from harness.modelled import Answer
+from harness.training.answer import Answer
+from harness.training.footprint import Footprint
 
 M = 2**20
 GIB = 2**30

@@ -7,8 +7,8 @@ import pytest
 
 from harness import cli
 from harness.commands import trace
-from harness.config import Config
-from harness.plan import Scope
+from harness.plan.plan import Scope
+from harness.records.config import Config
 
 ROW = '{"config_hash": "a", "schema_version": 99, "status": "ok"}\n'
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import CLUSTERS
+from harness.cluster.presets import CLUSTERS
 from harness.commands import listing
-from harness.models import MODELS
-from harness.options import LAYER_OPTIONS, OPTIONS
-from harness.problem import Dtype
-from harness.strategy import Options
+from harness.plan.problem import Dtype
+from harness.planning.options import LAYER_OPTIONS, OPTIONS
+from harness.planning.strategy import Options
+from harness.training.models import MODELS
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 

@@ -11,9 +11,9 @@ import pytest
 from harness import cli
 from harness.commands import plan as verb
 from harness.errors import UnsupportedError
-from harness.plan import Plan, Tile, from_json, grid, to_json
-from harness.problem import Direction, Problem
-from harness.sizes import tile_flops
+from harness.plan.plan import Plan, Tile, from_json, grid, to_json
+from harness.plan.problem import Direction, Problem
+from harness.plan.sizes import tile_flops
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.cluster import cluster
+from harness.cluster.presets import cluster
 from harness.commands.plan_levels import level_lines
-from harness.contexts import context_on
-from harness.problem import Direction, Dtype, Problem
-from harness.strategy import Context
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.planning.strategy import Context
+from harness.prepare.planner_context import context_on
 from patterns import make_pattern
 from strategies import strategy
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from harness.blocks import block_table, rank_accounts
 from harness.commands.plan_show import print_blocks
-from harness.plan import Plan
-from harness.problem import Direction
+from harness.plan.block_table import block_table, rank_accounts
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
 from strategies import strategy
 from tests.support import problem
 

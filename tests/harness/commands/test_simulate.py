@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.calibration import FOLDER
-from harness.cluster import CLUSTERS
+from harness.cluster.calibration import FOLDER
+from harness.cluster.effects import ALL, SAID
+from harness.cluster.presets import CLUSTERS
 from harness.commands.simulate import _NEGATIVE
-from harness.effects import ALL, SAID
 
 SMALL = ("simulate", "--strategy", "zigzag", "--cp", "4", "--seqlen", "8k", "--heads-q", "6")
 

@@ -14,11 +14,11 @@ import pytest
 
 from harness import cli
 from harness.commands import sweep
-from harness.config import Config
 from harness.errors import MeasurementError
-from harness.records import FILE, read_records
+from harness.records.config import Config
+from harness.records.store import FILE, read_records
 from tests.harness import sweeps
-from tests.harness.test_pool import ROOT
+from tests.harness.ranks.test_team import ROOT
 
 SMALL = (
     *("sweep", "--mode", "simulate", "--strategies", "ring,ulysses", "--patterns", "causal"),
@@ -125,13 +125,13 @@ def test_a_folder_with_records_is_only_written_to_when_resuming(
 
 
 def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness import simulated
+    from harness.sweep import simulate_cells
 
     def fail(*_: object) -> NoReturn:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulated, "predicted", fail)
+        patch.setattr(simulate_cells, "predicted", fail)
         assert call(tmp_path) == 1
     assert {record["status"] for record in read_records(tmp_path)} == {"error"}
     assert call(tmp_path, "--resume", "--json") == 0
@@ -279,7 +279,7 @@ def test_a_terminal_without_the_signs_shows_others(tmp_path: Path) -> None:
 def test_a_table_or_a_cluster_that_was_edited_makes_another_cell(tmp_path: Path) -> None:
     """Once the old time was given for it: by --resume, and by what is kept between runs."""
     table, machine, folder = tmp_path / "t.txt", tmp_path / "mine.toml", tmp_path / "out"
-    shipped = (Path(cli.__file__).parent / "clusters" / "h800.toml").read_text()
+    shipped = (Path(cli.__file__).parent / "cluster" / "calibrations" / "h800.toml").read_text()
     words = (
         *("sweep", "--mode", "simulate", "--strategies", "ring", "--direction", "forward"),
         *("--patterns", f"table:file={table}", "--cluster", str(machine), "--jobs", "1"),

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import product
 
-from strategies.ultraattn.account import Instance
+from strategies.ultraattn.solver.instance import Instance
 
 
 def traffic(instance: Instance, owners: dict[tuple[int, int], int]) -> list[tuple[int, int]]:

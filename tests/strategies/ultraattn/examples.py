@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from harness.problem import Direction
+from harness.plan.problem import Direction
 from patterns.table import Table
-from strategies.ultraattn.account import BACKWARD, FORWARD, Instance, Weights
-from strategies.ultraattn.grid import grid_of_table, instance_of
-from strategies.ultraattn.published import PATTERNS, SEED, at_degree, node_blocks
+from strategies.ultraattn.blocks import grid_of_table, instance_of
+from strategies.ultraattn.solver.instance import BACKWARD, FORWARD, Instance, Weights
+from strategies.ultraattn.solver.published_instances import PATTERNS, SEED, at_degree, node_blocks
 
 __all__ = ["SEED", "case", "instances", "table"]
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cluster import Cluster, cluster
-from harness.contexts import context_on
-from harness.defaults import usual
-from harness.levels import Level
-from harness.problem import Direction
-from harness.simulate import simulate
-from harness.verify import verify
+from harness.cluster.presets import Cluster, cluster
+from harness.plan.problem import Direction
+from harness.planning.levels import Level
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import usual
+from harness.simulate.simulator import simulate
+from harness.verify.proof import verify
 from strategies import strategy
 from strategies.ultraattn.finish import Made, as_published, seconds_of, shortest
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.problem import Problem
-from harness.sharding import Sharding, zigzag
+from harness.plan.problem import Problem
+from harness.plan.sharding import Sharding, zigzag
 from patterns import make_pattern
 from strategies.ultraattn.layout import by_rank, layouts
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from patterns import make_pattern
 from patterns.tables import strided_order, strided_table
-from strategies.ultraattn.account import FORWARD, even_owners
-from strategies.ultraattn.device import assign
-from strategies.ultraattn.grid import Grid, grid_of_table, instance_of
+from strategies.ultraattn.blocks import Grid, grid_of_table, instance_of
 from strategies.ultraattn.remap import Order, checked, modulo, orders
+from strategies.ultraattn.solver.assign import assign
+from strategies.ultraattn.solver.instance import FORWARD, even_owners
 
 
 def reordered(grid: Grid, order: Order) -> Grid:

@@ -19,19 +19,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.calibration import calibration
-from harness.cluster import cluster, measured
-from harness.contexts import context_on
-from harness.defaults import usual
-from harness.levels import Level, read_levels, spell_levels
-from harness.plan import Plan, legs_of, to_json
-from harness.problem import Direction, Dtype, Problem
-from harness.simulate import simulate
-from harness.strategy import Context
-from harness.verify import verify
+from harness.cluster.calibration import calibration
+from harness.cluster.presets import cluster, measured
+from harness.plan.plan import Plan, legs_of, to_json
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.planning.levels import Level, read_levels, spell_levels
+from harness.planning.strategy import Context
+from harness.prepare.planner_context import context_on
+from harness.records.defaults import usual
+from harness.simulate.simulator import simulate
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
-from strategies.ultraattn import kept as keeping
+from strategies.ultraattn import plan_store as keeping
 from strategies.ultraattn import strategy as module
 from strategies.ultraattn.planner import Mode, plan_both
 from tests.harness.numeric import table_pattern, wrong

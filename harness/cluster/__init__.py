@@ -1,0 +1,1 @@
+"""Machines: GPUs, links and nodes from datasheets, and calibrations fitted to measurements."""

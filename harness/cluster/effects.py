@@ -1,0 +1,117 @@
+"""What the literature's models leave out, each a named term that can be switched off.
+
+Sizes are fitted per cluster (see `harness.fit`), on whole runs, because no kernel's or link's own
+measurement shows them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.cluster.link_model import Curve
+
+
+class Effect(StrEnum):
+    """A term that can be switched off.
+
+    HOST: Host time of every launch of the eager runtime.
+    BLOCKING: A transfer that comes while a kernel's blocks fill the GPU waits for SMs: till a wave
+        of blocks ends, and in eager torch, whose streams have no priority, till the last begins.
+    INTERFERENCE: Transfers hold SMs that kernels lack, and move slower beside kernels.
+    CONTENTION: A GPU with several transfers at once, in both directions or with changing peers,
+        gets less than a pair's bandwidth.
+    MERGE: Folding partial results into accumulators.
+    START: The time until a plan's first kernel runs.
+    IMBALANCE: Ranks with unequal work; off, every rank's tiles take the mean.
+    """
+
+    HOST = "host"
+    BLOCKING = "blocking"
+    INTERFERENCE = "interference"
+    CONTENTION = "contention"
+    MERGE = "merge"
+    START = "start"
+    IMBALANCE = "imbalance"
+
+
+ALL = frozenset(Effect)
+
+SAID: dict[Effect, str] = {
+    Effect.HOST: "host time of every launch, in eager torch",
+    Effect.BLOCKING: "transfers wait while kernels fill the GPU",
+    Effect.INTERFERENCE: "transfers hold SMs and slow beside kernels",
+    Effect.CONTENTION: "a GPU's transfers at once share its links",
+    Effect.MERGE: "folding partial results into accumulators",
+    Effect.START: "the time until the first kernel runs",
+    Effect.IMBALANCE: "unequal work; off, all ranks take the mean",
+}
+"""Each in a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What a whole plan leaves of a link.
+
+    Attributes:
+        handshake_s: Time until both ends of a transfer have found one another.
+        share: Of a pair's bandwidth, while an end has other transfers too and no kernel runs; <= 1.
+        share_beside: Of that, if a kernel runs at either end; <= 1.
+        held_sms: SMs that a transfer holds at each end from its posting to its end.
+    """
+
+    handshake_s: float
+    share: float
+    share_beside: float
+    held_sms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eager:
+    """The eager torch runtime: what a launch costs the host, and how it merges.
+
+    Attributes:
+        kernel_s: Host time of a kernel call and the Python around it.
+        backward_s: The same, backward.
+        transfer_s: Host time of an isend and an irecv.
+        merge_s: Host time of merging with separate operations.
+        passes: How often merging partial outputs moves the accumulators, element by element;
+            other merges have fewer operations or more, see `Pricer.fold_s`.
+        far_s: Host time of a batch that leaves the node, beyond that of one that does not.
+        slice_s: Host time of taking and writing back slices, in a step that has some queries only.
+    """
+
+    kernel_s: float
+    backward_s: float
+    transfer_s: float
+    merge_s: float
+    passes: float
+    far_s: float
+    slice_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """Sizes of all effects on one cluster.
+
+    Attributes:
+        near: Transfers inside a node.
+        far: Transfers between nodes.
+        large_bytes: From this size on a transfer holds `large_sms` more.
+        large_sms: How many more.
+        start_s: Time until a plan's first kernel runs.
+        passes: How often a fused merge moves the accumulators: read the part, read and write it.
+        eager: The eager torch runtime.
+    """
+
+    near: Crowd
+    far: Crowd
+    large_bytes: float
+    large_sms: float
+    start_s: float
+    passes: float
+    eager: Eager
+
+
+def crowded_s(curve: Curve, crowd: Crowd, size_bytes: float) -> float:
+    """Seconds of a message while all GPUs exchange and no kernel runs."""
+    slower = size_bytes / curve.bytes_per_s * (1 / crowd.share - 1)
+    return curve.seconds(size_bytes) + crowd.handshake_s + slower

@@ -1,0 +1,1 @@
+"""Plans on tensors: kernels, transports, and the interpreter that runs them."""

@@ -1,0 +1,1 @@
+"""Is a configuration supported? What does it move, and what is legal nearby?"""

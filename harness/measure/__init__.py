@@ -1,0 +1,1 @@
+"""Run cells on real ranks and time them."""

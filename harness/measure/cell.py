@@ -1,0 +1,228 @@
+"""Time one cell in real processes, and judge its numbers there.
+
+Each iteration starts at a barrier and counts as the slowest rank. Warm-ups come first; the samples
+are kept, and the median is the headline with p20 and p80 beside it. Exposed communication comes
+from one traced run of its own, never from the timed ones.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+
+from harness.check.cell import allowed_mask, ends_as, inputs_of, planned_traffic, results_of, start
+from harness.errors import UnsupportedError
+from harness.execute.interpreter import Span, execute
+from harness.execute.shards import collect
+from harness.execute.transport import GroupTransport
+from harness.memory.ledger import peaks
+from harness.oracle.layer import layer_reference
+from harness.oracle.tolerance import Tolerance, calibrate, errors, limit
+from harness.plan import heads as head_sets
+from harness.plan.plan import Plan, Resident, Tensor
+from harness.plan.problem import Direction, Problem
+from harness.plan.residency import Program
+from harness.prepare.verified_plans import partial_results, planned_for, roundings_sent
+from harness.ranks.team import Member
+from harness.records.config import Config, Where
+
+WARMUP = 5
+ITERATIONS = 20
+_SEED = 0
+_MATRICES = 4
+"""Matrices of queries x keys that judging holds at once: weights, their gradients, temporaries."""
+_WHOLE_TOKENS = 2048
+"""Up to this many queries the oracle judges all heads; beyond, one KV head and its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """What one rank saw.
+
+    Attributes:
+        samples_s: Seconds of each timed iteration.
+        waited_s: Seconds that it waited for transfers, in the traced run.
+        sent_bytes: Bytes that it sent, counted at the transport.
+        plan_hash: Hash of the plan that it ran.
+        results: Its outputs.
+        spans: What it did in the traced run, by the machine's monotonic clock.
+    """
+
+    samples_s: tuple[float, ...]
+    waited_s: float
+    sent_bytes: int
+    plan_hash: str
+    results: Mapping[Resident, torch.Tensor]
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rank did not run a cell: no strategy is wrong to refuse what it cannot do."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A timed and judged cell.
+
+    Attributes:
+        samples_s: Per iteration, the slowest rank, seconds.
+        exposed_comm_s: Longest wait for transfers of any rank in one traced run, seconds.
+        bytes_sent_per_rank: Counted at the transport.
+        peak_bytes: Largest peak of any rank, by the ledger.
+        peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
+        max_rel_error: Error of each result against the oracle.
+        passed: Whether every error is within the tolerance.
+    """
+
+    samples_s: tuple[float, ...]
+    exposed_comm_s: float
+    bytes_sent_per_rank: tuple[int, ...]
+    peak_bytes: int
+    peak_bytes_algorithm: int
+    max_rel_error: Mapping[str, float]
+    passed: bool
+
+    @property
+    def time_s(self) -> float:
+        """Median of the samples."""
+        return statistics.median(self.samples_s)
+
+
+def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> RankSample | Refusal:
+    """Run one cell on one rank (a job for a `Team`)."""
+    try:
+        problem = config.problem
+        plans = planned_for(config)
+    except (UnsupportedError, ValueError) as error:
+        return Refusal(str(error))
+    on_gpu = config.transport is Where.NCCL
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    _agree(plans.forward.plan, member, device)
+    tensors = inputs_of(problem, _SEED, device)
+    forward = plans.forward
+    inputs = start(forward.plan, tensors, {}, (member.rank,))
+    program = forward
+    if config.direction is Direction.BACKWARD:
+        saved = execute(forward, inputs, GroupTransport(batched=on_gpu)).results
+        program = plans.backward
+        inputs = start(program.plan, tensors, saved, (member.rank,))
+    samples = []
+    for iteration in range(warmup + iterations):
+        transport = GroupTransport(batched=on_gpu)
+        dist.barrier()
+        _settle(device)
+        begin = time.perf_counter()
+        execute(program, inputs, transport)
+        _settle(device)
+        if iteration >= warmup:
+            samples.append(time.perf_counter() - begin)
+    transport = GroupTransport(batched=on_gpu)
+    dist.barrier()
+    traced = execute(program, inputs, transport, timed=True)
+    waited = sum(span.end_s - span.start_s for span in traced.spans if span.stream == "wait")
+    outputs = {
+        resident: tensor.cpu()
+        for resident, tensor in traced.results.items()
+        if resident in program.plan.outputs
+    }
+    sent = transport.traffic.sent_bytes.get(member.rank, 0)
+    return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs, tuple(traced.spans))
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for what was launched on a GPU; on a CPU a call is over when it returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _agree(plan: Plan, member: Member, device: torch.device) -> None:
+    """Compare plan hashes before anything is sent by the plan."""
+    mine = torch.tensor([int(plan.hash[:15], 16)], device=device)
+    others = [torch.empty_like(mine) for _ in range(member.cp)]
+    dist.all_gather(others, mine)
+    for rank, other in enumerate(others):
+        if int(other) != int(mine):
+            raise ValueError(f"rank {rank} made another plan than rank {member.rank}")
+
+
+def oracle_bytes(config: Config) -> int:
+    """Memory that judging a cell takes: the float64 matrices of one head, and the mask."""
+    return config.seqlen_q * config.seqlen_kv * (8 * _MATRICES + 1)
+
+
+def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) -> Measurement:
+    """Join what the ranks saw, and judge the numbers.
+
+    Args:
+        config: The cell.
+        ranks: What each rank saw.
+        judged: Whether to ask the oracle; without it nothing is known of the errors.
+
+    Raises:
+        ValueError: The bytes that moved are not the plan's.
+    """
+    plans = planned_for(config)
+    program = plans.forward if config.direction is Direction.FORWARD else plans.backward
+    sent, _ = planned_traffic(program.plan)
+    moved = tuple(rank.sent_bytes for rank in ranks)
+    expected = tuple(sent.get(rank, 0) for rank in range(config.cp))
+    if moved != expected:
+        raise ValueError(f"sent {moved} bytes by rank, the plan says {expected}")
+    error, passed = _verdict(config, program, ranks) if judged else ({}, True)
+    held, needed = peaks(program)
+    return Measurement(
+        samples_s=tuple(max(times) for times in zip(*(r.samples_s for r in ranks), strict=True)),
+        exposed_comm_s=max(rank.waited_s for rank in ranks),
+        bytes_sent_per_rank=moved,
+        peak_bytes=held,
+        peak_bytes_algorithm=needed,
+        max_rel_error=error,
+        passed=passed,
+    )
+
+
+def _verdict(
+    config: Config, program: Program, ranks: Sequence[RankSample]
+) -> tuple[dict[str, float], bool]:
+    """Errors of the results, and whether all are within the tolerance."""
+    results: dict[Resident, torch.Tensor] = {}
+    for rank in ranks:
+        results |= rank.results
+    reference, whole = reference_of(replace(config.problem, cp=1))
+    found = {}
+    for name, tensor in results_of(config.problem, config.direction):
+        if tensor is not Tensor.LSE:
+            value = collect(program.plan, results, ends_as(program.plan, tensor))
+            heads = None if whole is None else whole[1] if tensor.on_kv else whole[0]
+            found[name] = value if heads is None else value[:, heads]
+    error = errors(found, reference)
+    merges = partial_results(program) - 1
+    sent = roundings_sent(program)
+    most = {name: limit(name, reference, merges=merges, sent=sent) for name in error}
+    return error, all(error[name] <= most[name] for name in error)
+
+
+@lru_cache(maxsize=4)
+def reference_of(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]] | None]:
+    """Run the oracle on all heads, or on one KV head and its group where that would take long.
+
+    Of a layer no part can be judged alone: all heads are in y.
+    """
+    tensors = inputs_of(problem, _SEED)
+    if problem.hidden is not None:
+        return layer_reference(problem, tensors, allowed_mask(problem.pattern)), None
+    kv = 1 if problem.seqlen_q > _WHOLE_TOKENS else problem.heads_kv
+    q_heads = list(head_sets.members(head_sets.span(0, kv * problem.group)))
+    kv_heads = list(range(kv))
+    q, dout = (tensors[tensor][:, q_heads] for tensor in (Tensor.Q, Tensor.DOUT))
+    k, v = (tensors[tensor][:, kv_heads] for tensor in (Tensor.K, Tensor.V))
+    mask = allowed_mask(problem.pattern)
+    reference = calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
+    return reference, (q_heads, kv_heads)

@@ -1,0 +1,276 @@
+"""Measure the cells of a sweep: each becomes one record, whatever happens to it."""
+
+import statistics
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import psutil
+
+from harness.base.environment import environment
+from harness.check.peers import errors_of
+from harness.errors import told
+from harness.measure.cell import (
+    ITERATIONS,
+    WARMUP,
+    RankSample,
+    Refusal,
+    joined,
+    oracle_bytes,
+    rank_job,
+)
+from harness.peers.run import PeerRun, peer_job, refusal
+from harness.plan.imbalance import imbalance_total
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
+from harness.plan.sizes import problem_flops
+from harness.planning.peers import is_peer
+from harness.prepare.verified_plans import planned_for
+from harness.ranks.team import Failure, Member, Team, WorkerError
+from harness.records.cell import Status, plan_flops, record
+from harness.records.config import Config
+from harness.records.store import Record
+from strategies import strategy
+
+P = ParamSpec("P")
+_RANK_BYTES = 2**28
+"""What an idle rank takes at least; degrees that free memory cannot hold are not tried."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a measured cell may use.
+
+    Attributes:
+        timeout_s: Seconds, planning included.
+        memory_bytes: Resident memory of one rank.
+        threads: Threads of one rank.
+        warmup: Iterations that do not count.
+        iterations: Iterations that do.
+    """
+
+    timeout_s: float = 120.0
+    memory_bytes: int = 4 * 2**30
+    threads: int = 1
+    warmup: int = WARMUP
+    iterations: int = ITERATIONS
+
+
+class Crew(Protocol):
+    """What runs the ranks of a cell: a `Team`, or the processes of a launch (see `launch`)."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another job."""
+
+    def run(
+        self,
+        job: Callable[Concatenate[Member, P], T],
+        timeout_s: float,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Run a job on every rank; see `Team.run`."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crews:
+    """Where crews come from.
+
+    Attributes:
+        start: Makes one of a degree.
+        most: The largest degree; None is any.
+    """
+
+    start: Callable[[int], Crew]
+    most: int | None = None
+
+
+def measure_cells(
+    configs: Sequence[Config], limits: Limits, crews: Crews | None = None
+) -> Generator[Record, None, None]:
+    """Measure cells in real processes, one crew per degree.
+
+    A cell that raises, hangs, dies or grows past its cap becomes a record with the reason, and the
+    next one gets a new crew.
+
+    Args:
+        configs: Cells.
+        limits: What each may use.
+        crews: Where ranks come from; None is a `Team` of this machine's processes.
+    """
+    context = environment(limits.threads)
+    if crews is None:
+        crews = Crews(
+            lambda cp: Team(cp, threads=limits.threads, memory_bytes=limits.memory_bytes),
+            most=psutil.virtual_memory().available // _RANK_BYTES,
+        )
+    for cp in dict.fromkeys(config.cp for config in configs):
+        own = [config for config in configs if config.cp == cp]
+        if crews.most is not None and cp > crews.most:
+            reason = f"{cp} ranks are more than the {crews.most} that can run here"
+            yield from (record(config, Status.SKIPPED, context, reason=reason) for config in own)
+        else:
+            yield from _of_one_degree(own, cp, limits, crews, context)
+
+
+def _of_one_degree(
+    configs: Sequence[Config], cp: int, limits: Limits, crews: Crews, context: Record
+) -> Iterator[Record]:
+    crew: Crew | None = None
+    failure: WorkerError | None = None
+    try:
+        for config in configs:
+            if failure is None and (crew is None or not crew.alive):
+                try:
+                    crew = crews.start(cp)
+                except WorkerError as error:
+                    failure = error  # once is enough: starting takes long
+            if failure is not None or crew is None:
+                reason = f"{cp} ranks did not start: {failure}"
+                detail = "" if failure is None else failure.detail
+                yield record(config, Status.ERROR, context, reason=reason, detail=detail)
+            else:
+                yield _measured(crew, config, limits, context)
+    finally:
+        if crew is not None:
+            crew.close()
+
+
+_KINDS = {
+    Failure.ERROR: Status.ERROR,
+    Failure.TIMEOUT: Status.TIMEOUT,
+    Failure.OOM: Status.OOM,
+}
+
+
+def _measured(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    run = _of_peer if is_peer(config.strategy) else _of_plan
+    try:
+        return run(crew, config, limits, context)
+    except WorkerError as error:
+        status = _KINDS[error.kind]
+        return record(config, status, context, reason=str(error), detail=error.detail)
+    except Exception as error:  # the boundary of the cell: the others go on
+        reason = told(error)
+        detail = traceback.format_exc()
+        return record(config, Status.ERROR, context, reason=reason, detail=detail)
+
+
+def _of_plan(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    ranks = crew.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
+    samples = [rank for rank in ranks if isinstance(rank, RankSample)]
+    for rank in ranks:
+        if isinstance(rank, Refusal):
+            return record(config, Status.ILLEGAL, context, reason=rank.reason)
+    return _judged(config, samples, limits, context)
+
+
+def _of_peer(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+    """Measure another project's code: it has times and errors, but no plan and no ledger."""
+    try:
+        refused = refusal(config.strategy, config.problem)
+    except ValueError as error:
+        return record(config, Status.ILLEGAL, context, reason=str(error))
+    if refused is not None:
+        status = Status.SKIPPED if refused.absent else Status.ILLEGAL
+        return record(config, status, context, reason=refused.reason)
+    runs = crew.run(peer_job, limits.timeout_s, config, limits.warmup, limits.iterations)
+    judged = oracle_bytes(config) <= limits.memory_bytes
+    found, passed = errors_of(config, runs) if judged else ({}, True)
+    reason = "" if passed else f"the result of {config.strategy} is off: {found}"
+    flops = problem_flops(config.problem, config.direction) / config.cp
+    return record(
+        config,
+        Status.OK if passed else Status.ERROR,
+        context,
+        reason=reason if judged else _not_judged(config),
+        **_times(slowest(runs), flops),
+        max_rel_error=found if judged else None,
+    )
+
+
+def slowest(runs: Sequence[PeerRun]) -> tuple[float, ...]:
+    """Per iteration, the seconds of the slowest rank."""
+    return tuple(max(times) for times in zip(*(run.samples_s for run in runs), strict=True))
+
+
+def _times(samples_s: Sequence[float], flops: float) -> dict[str, Any]:
+    median = statistics.median(samples_s)
+    return {
+        "time_s": median,
+        "samples_s": list(samples_s),
+        "p20_s": quantile(samples_s, 0.2),
+        "p80_s": quantile(samples_s, 0.8),
+        "tflops_per_gpu": flops / median / 1e12,
+    }
+
+
+def _not_judged(config: Config) -> str:
+    return f"not judged: the oracle needs {oracle_bytes(config)} bytes, more than the cap"
+
+
+def _judged(
+    config: Config, samples: Sequence[RankSample], limits: Limits, context: Record
+) -> Record:
+    judged = oracle_bytes(config) <= limits.memory_bytes
+    found = joined(config, samples, judged=judged)
+    plan = plan_of(config)
+    reason = "" if found.passed else f"the result is off: {dict(found.max_rel_error)}"
+    return record(
+        config,
+        Status.OK if found.passed else Status.ERROR,
+        context,
+        reason=reason if judged else _not_judged(config),
+        **_times(found.samples_s, plan_flops(plan) / config.cp),
+        bytes_sent_per_rank=max(found.bytes_sent_per_rank, default=0),
+        exposed_comm_s=found.exposed_comm_s,
+        imbalance=imbalance_total(plan),
+        peak_bytes=found.peak_bytes,
+        peak_bytes_algorithm=found.peak_bytes_algorithm,
+        max_rel_error=dict(found.max_rel_error) if judged else None,
+        plan_hash=plan.hash,
+        work_hash=plan.work_hash,
+        resolved=strategy(config.strategy).resolved(plan.problem, config.direction).text,
+    )
+
+
+def plan_of(config: Config) -> Plan:
+    """The plan that a cell runs."""
+    both = planned_for(config)
+    return (both.forward if config.direction is Direction.FORWARD else both.backward).plan
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """Sample quantile by linear interpolation."""
+    if len(samples) == 1:
+        return samples[0]
+    cuts = statistics.quantiles(samples, n=100, method="inclusive")
+    return cuts[round(share * 100) - 1]
+
+
+def pending(configs: Sequence[Config], records: Sequence[Record]) -> list[Config]:
+    """Cells that have no record yet, or one that failed and is worth another try."""
+    done = {
+        entry["config_hash"] for entry in records if entry["status"] in (Status.OK, Status.ILLEGAL)
+    }
+    return [config for config in configs if config.hash not in done]
+
+
+def latest(records: Sequence[Record]) -> list[Record]:
+    """Keep the last record of each cell, in the order of their first."""
+    newest: dict[object, Record] = {}
+    for entry in records:
+        newest[entry["config_hash"]] = entry
+    return list(newest.values())
+
+
+def in_order(configs: Sequence[Config], records: Sequence[Record]) -> list[Record]:
+    """Records of these cells, in the cells' order."""
+    by_hash = {entry["config_hash"]: entry for entry in latest(records)}
+    return [by_hash[config.hash] for config in configs if config.hash in by_hash]

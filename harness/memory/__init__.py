@@ -1,0 +1,1 @@
+"""Bytes that a plan holds on each rank, task by task."""

@@ -1,0 +1,1 @@
+"""Dense attention in float64, inputs, and the one tolerance."""

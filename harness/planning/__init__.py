@@ -1,0 +1,1 @@
+"""What strategies are written with: the plan builder, rings, all-to-alls, layers."""

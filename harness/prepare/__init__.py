@@ -1,0 +1,1 @@
+"""From a strategy's name and a problem to proved plans, kept for reuse."""

@@ -1,0 +1,47 @@
+"""What planners are told about the machine that a plan is made for."""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from harness.base.workers import cores
+from harness.cluster.calibration import calibration
+from harness.cluster.presets import Cluster, measured
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.planning.strategy import Context
+from harness.records.config import Where
+from harness.simulate.simulator import simulate
+from harness.verify.proof import verify
+from strategies import strategy
+
+PROCESSES = "local-cpu"
+"""The cluster for which processes on processors plan, with the cores that there are."""
+
+
+def context_for(where: Where) -> Context | None:
+    """Return the context of plans that run; on GPUs that are not known it is the planner's own."""
+    if where not in (Where.LOCAL, Where.GLOO):
+        return None
+    fitted = calibration(PROCESSES)
+    return context_on(measured(replace(fitted, hardware=replace(fitted.hardware, cores=cores()))))
+
+
+@lru_cache(maxsize=32)  # equal machines give one context, by which plans are remembered
+def context_on(machine: Cluster) -> Context:
+    """Return the context of plans for a cluster: its speeds, a simulator, others' plans."""
+    return Context(
+        gpus_per_node=machine.gpus_per_node,
+        cluster=machine,
+        evaluate=partial(_seconds, machine),
+        others=partial(_planned, machine),
+    )
+
+
+def _seconds(machine: Cluster, plan: Plan) -> float:
+    return simulate(verify(plan), machine).makespan_s
+
+
+def _planned(machine: Cluster, text: str, problem: Problem, direction: Direction) -> Plan:
+    """Plan another strategy; raises as it does."""
+    plain = Context(gpus_per_node=machine.gpus_per_node)
+    return strategy(text).plan(problem, direction, plain)

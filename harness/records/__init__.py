@@ -1,0 +1,1 @@
+"""What one cell of a sweep is called, and what it came to."""

@@ -1,0 +1,100 @@
+"""One cell of a grid: everything that names a run, as plain values that go into records."""
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness.cluster.presets import Runtime
+from harness.plan.plan import Scope
+from harness.plan.problem import Direction, Dtype, Problem
+from patterns import file_of, make_pattern
+
+
+class Where(StrEnum):
+    """How the ranks of a cell come to be."""
+
+    LOCAL = "local"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Names of one cell; the fields are those of `Problem`, spelled as a user would type them.
+
+    `cluster` is what a simulated cell runs on, and `runtime` how its work reaches the GPUs; other
+    cells run on this machine. `hidden` and
+    `rotary` are those of a layer: at layer scope `hidden` is heads_q x head_dim unless it is given.
+    """
+
+    strategy: str
+    pattern: str
+    cp: int
+    seqlen_q: int
+    seqlen_kv: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    batch: int = 1
+    dtype: Dtype = Dtype.FLOAT32
+    direction: Direction = Direction.FORWARD
+    transport: Where = Where.LOCAL
+    scope: Scope = Scope.ATTENTION
+    cluster: str | None = None
+    hidden: int | None = None
+    rotary: float | None = None
+    runtime: Runtime | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of this cell.
+
+        Raises:
+            ValueError: The values contradict one another.
+        """
+        layer = self.scope is Scope.LAYER
+        if not layer and (self.hidden or self.rotary):
+            raise ValueError("hidden and rotary are of a layer; choose scope layer")
+        cross = self.seqlen_q != self.seqlen_kv
+        return Problem(
+            pattern=make_pattern(self.pattern, self.seqlen_q, self.seqlen_kv, cross=cross),
+            heads_q=self.heads_q,
+            heads_kv=self.heads_kv,
+            head_dim=self.head_dim,
+            batch=self.batch,
+            dtype=self.dtype,
+            cp=self.cp,
+            hidden=(self.hidden or self.heads_q * self.head_dim) if layer else None,
+            rotary=self.rotary,
+        )
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the values, and of what is in the files that they name; 16 hex digits.
+
+        A table or a cluster that was edited under its old name makes another cell: neither records
+        nor what is kept of the old one answer for it.
+        """
+        values = {**asdict(self), **_contents(self)}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _contents(config: Config) -> dict[str, str]:
+    """Digests of the files that decide a cell; of no file where it names none that can be read."""
+    paths = {}
+    with suppress(ValueError):  # it is refused where it is read
+        table = file_of(config.pattern)
+        if table is not None:
+            paths["table"] = Path(table)
+    if config.cluster is not None and config.cluster.endswith(".toml"):
+        paths["calibration"] = Path(config.cluster)
+    found = {}
+    for what, path in paths.items():
+        with suppress(OSError):  # it is refused where it is read
+            found[f"{what} in file"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

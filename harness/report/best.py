@@ -1,0 +1,175 @@
+"""The answer of a sweep: which strategy is best, per problem and pattern, and what it costs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from harness.plan.problem import Direction
+from harness.records.store import Record
+from harness.report.format import (
+    ABSENT,
+    alike,
+    broken,
+    drift_of,
+    is_ok,
+    label,
+    memory,
+    milliseconds,
+    number,
+    problem,
+    short,
+    unprefixed,
+)
+
+_NUMBERS = 35
+"""Columns that a row takes beside its pattern and the names of strategies."""
+_LEAST = 11
+NEAR = 0.1
+"""Share within which simulated times are near where no error is known: fitted clusters' mean errors
+of plans in a graph are 5 to 9 % (h100-hamming), and a datasheet knows less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest strategy of a cell, or of the two cells of a training step.
+
+    Attributes:
+        names: It, and those that cannot be told from it; with what each chose.
+        near: Of simulated times those that are longer, but by less than they may be off.
+        time_s: Its time.
+        peak_bytes: The most that it holds; None where that is not known.
+        error: Of its numbers: the largest relative error of its results where it was measured, the
+            expected relative error of its time where it was simulated; None where unknown, as
+            it is outside the range that was calibrated.
+    """
+
+    names: tuple[str, ...]
+    near: tuple[str, ...]
+    time_s: float
+    peak_bytes: int | None
+    error: float | None
+
+
+def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
+    """Choose among strategies, each with its cells (one direction, or both); None if none ran."""
+    ran = [group for group in cells if group and all(is_ok(entry) for entry in group)]
+    if not ran:
+        return None
+    first = min(ran, key=_time)
+    drifts = [drift_of(column) for column in zip(*ran, strict=True)]
+    ties = [other for other in ran if all(map(alike, first, other, drifts))]
+    names = tuple(dict.fromkeys(_name(group) for group in [first, *ties]))
+    error = _error(first)
+    near: list[str] = []
+    if first[0]["source"] == "simulated":
+        least_s = _time(first)
+        near = [_name(group) for group in ran if _time(group) <= least_s * (1 + _off(first, group))]
+    return Best(
+        names=names,
+        near=tuple(name for name in dict.fromkeys(near) if name not in names),
+        time_s=_time(first),
+        peak_bytes=_peak(first),
+        error=error,
+    )
+
+
+def _off(*groups: Sequence[Record]) -> float:
+    """Share by which simulated times may be off: the largest of the groups."""
+    errors = [_error(group) for group in groups]
+    return max(NEAR if error is None else error for error in errors)
+
+
+def _time(group: Sequence[Record]) -> float:
+    return sum(number(entry["time_s"]) for entry in group)
+
+
+def _name(group: Sequence[Record]) -> str:
+    names = {label(entry) for entry in group}
+    return names.pop() if len(names) == 1 else str(group[0]["strategy"])
+
+
+def _peak(group: Sequence[Record]) -> int | None:
+    peaks = [entry["peak_bytes"] for entry in group]
+    return None if None in peaks else round(max(map(number, peaks)))
+
+
+def _error(group: Sequence[Record]) -> float | None:
+    errors: list[float] = []
+    for entry in group:
+        found = entry["max_rel_error"]
+        if isinstance(found, Mapping) and found:
+            errors.append(max(found.values()))
+        elif entry["expected_error"] is not None and entry.get("inside_range") is not False:
+            errors.append(number(entry["expected_error"]))
+        else:
+            return None
+    return max(errors)
+
+
+def best_tables(records: Sequence[Record], width: int) -> Iterator[tuple[str, Table]]:
+    """A title and a table for each machine and model; rows are degree, length and pattern.
+
+    Args:
+        records: Of a sweep.
+        width: Columns of the terminal.
+    """
+    groups: dict[str, list[Record]] = {}
+    for entry in records:
+        groups.setdefault(problem(entry), []).append(entry)
+    for title, group in groups.items():
+        if any(is_ok(entry) for entry in group):
+            yield f"best, {title}", _table(group, width)
+
+
+def _table(records: Sequence[Record], width: int) -> Table:
+    patterns = [str(entry["pattern"]) for entry in records]
+    room = min(max(_LEAST + 1, *map(len, patterns)), max(_LEAST + 1, (width - _NUMBERS) // 4))
+    shown = [way for way in Direction if any(entry["direction"] == way for entry in records)]
+    names = max((width - _NUMBERS - room) // (len(shown) + (len(shown) > 1)), _LEAST)
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for head in [*(way.value for way in shown), *(["both"] if len(shown) > 1 else [])]:
+        table.add_column(head, no_wrap=True)
+        table.add_column("ms", justify="right", no_wrap=True)
+    measured = records[0]["source"] == "measured"
+    for head in ("peak", "error" if measured else "±"):
+        table.add_column(head, justify="right", no_wrap=True)
+    before = None
+    for (cp, tokens, pattern), group in _rows(records).items():
+        if before != (cp, tokens):
+            table.add_row(f"cp={cp} S={short(tokens)}", style="bold")
+        before = cp, tokens
+        cells: list[str] = []
+        last = None
+        for ways in [*([way] for way in shown), *([shown] if len(shown) > 1 else [])]:
+            last = best_of([[own[way] for way in ways] for own in group if own.keys() >= {*ways}])
+            cells += _cells(last, names)
+        peak = ABSENT if last is None or last.peak_bytes is None else memory(last.peak_bytes)
+        digits = ".1e" if measured else ".0%"
+        error = ABSENT if last is None or last.error is None else f"{last.error:{digits}}"
+        table.add_row(broken(pattern, room), *cells, peak, error)
+    return table
+
+
+def _cells(best: Best | None, names: int) -> list[str]:
+    if best is None:
+        return [ABSENT, ""]
+    more = f" +{len(best.names) - 1}" if len(best.names) > 1 else ""
+    more += f" ~{len(best.near)}" if best.near else ""
+    first = unprefixed(best.names[0])
+    return [broken(first, names - len(more)) + more, milliseconds(best.time_s)]
+
+
+def _rows(
+    records: Sequence[Record],
+) -> Mapping[tuple[int, int, str], list[dict[Direction, Record]]]:
+    """By degree, length and pattern: the cells of each strategy by direction."""
+    rows: dict[tuple[int, int, str], dict[str, dict[Direction, Record]]] = {}
+    for entry in records:
+        cp, tokens = round(number(entry["cp"])), round(number(entry["seqlen_q"]))
+        row = rows.setdefault((cp, tokens, str(entry["pattern"])), {})
+        own = row.setdefault(str(entry["strategy"]), {})
+        own[Direction(str(entry["direction"]))] = entry
+    return {key: list(row.values()) for key, row in rows.items()}

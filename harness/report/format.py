@@ -1,0 +1,141 @@
+"""How the numbers and names of records are written in tables."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from harness.records.cell import Status
+from harness.records.store import Record
+
+ABSENT = "—"
+"""Stands where a record has no such number."""
+
+
+def milliseconds(seconds: float) -> str:
+    """Format seconds as ms with three digits: `0.12`, `12.3`, `1234`."""
+    value = seconds * 1e3
+    if value >= 99.95:  # three digits are enough
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def memory(count: float) -> str:
+    """Format bytes in powers of 1024 with two digits or more: `18K`, `3.4M`, `0.56G`, `71G`."""
+    units = ("K", 2**10), ("M", 2**20), ("G", 2**30)
+    unit, size = next((pair for pair in units[:2] if count < pair[1] * 2**10 / 2), units[2])
+    value = count / size
+    if value >= 9.95:
+        return f"{value:.0f}{unit}"
+    return f"{value:.1f}{unit}" if value >= 0.995 else f"{value:.2g}{unit}"
+
+
+def short(tokens: int) -> str:
+    """Format a number of tokens: `64k`, `1m`, `1000`."""
+    for unit, size in (("m", 2**20), ("k", 2**10)):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def broken(name: str, width: int) -> str:
+    """Break a name where it is too long for a line: before an option, else after punctuation."""
+    lines = [""]
+    for part in re.findall(r"[^:,/]+[:,/]?", name):
+        pieces = [part] if len(part) <= width else re.findall(r"[^_+=-]*[_+=-]?", part)
+        for piece in pieces:
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(lines)
+
+
+def known(value: object, shown: Callable[[float], str]) -> str:
+    """Format a number, or say that there is none."""
+    return ABSENT if value is None else shown(number(value))
+
+
+def number(value: object) -> float:
+    """A number of a record."""
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def label(entry: Record) -> str:
+    """The strategy of a record, with what it chose where that is known."""
+    return str(entry.get("resolved") or entry["strategy"])
+
+
+def unprefixed(name: str) -> str:
+    """A name in a table: of others' code without the prefix that all of them have."""
+    return name.removeprefix("peer:")
+
+
+def problem(entry: Record) -> str:
+    """Where a record is from and what it is of, but for lengths, degree and direction."""
+    where = entry["cluster"] or f"measured here, {entry['transport']}"
+    batch = f" B={entry['batch']}" if entry["batch"] != 1 else ""
+    layer = ""
+    if entry["scope"] == "layer":
+        turned = f" rotary={number(entry['rotary']):.0f}" if entry["rotary"] else ""
+        layer = f" layer hidden={entry['hidden'] or _width(entry)}{turned}"
+    keys = ""
+    if entry["seqlen_kv"] != entry["seqlen_q"]:
+        keys = f" keys={short(round(number(entry['seqlen_kv'])))}"
+    eager = f" {entry['runtime']}" if entry.get("runtime") not in (None, "graph") else ""
+    return (
+        f"{where}:{eager}{layer} heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']}"
+        f"{batch}{keys} {entry['dtype']}"
+    )
+
+
+def _width(entry: Record) -> int:
+    """The model width of a layer that was given none."""
+    return round(number(entry["heads_q"]) * number(entry["head_dim"]))
+
+
+def worst_error(entry: Record) -> str:
+    """Largest error of a record's results, as text; empty if it has none."""
+    found = entry["max_rel_error"]
+    return f"{max(found.values()):.3g}" if isinstance(found, dict) and found else ""
+
+
+def is_ok(entry: Record) -> bool:
+    """Whether a cell ran and has a time."""
+    return entry["status"] == Status.OK and entry["time_s"] is not None
+
+
+def spread(entry: Record) -> tuple[float, float]:
+    """Where most samples of a time lie: p20 to p80; a time without samples is exact."""
+    time_s = number(entry["time_s"])
+    low, high = entry["p20_s"], entry["p80_s"]
+    return (time_s if low is None else number(low), time_s if high is None else number(high))
+
+
+def alike(one: Record, other: Record, drift: float) -> bool:
+    """Whether two times are not to be told apart: their spreads overlap, or rows drift as much.
+
+    Args:
+        one: A record.
+        other: Another of the same table.
+        drift: Of that table; see `drift_of`.
+    """
+    (low, high), (other_low, other_high) = spread(one), spread(other)
+    slack = 1 + 1e-9  # rounding of simulated times
+    least_s, most_s = sorted((number(one["time_s"]), number(other["time_s"])))
+    overlap = low <= other_high * slack and other_low <= high * slack
+    return overlap or most_s <= least_s * (1 + drift) * slack
+
+
+def drift_of(records: Iterable[Record]) -> float:
+    """Largest share by which measured times of one and the same plan differ; 0 without such rows.
+
+    A row's samples are taken at once, and other rows at other times: what a busy machine did in
+    between is in no row's spread. Rows that did the same work show it.
+
+    Args:
+        records: Of one problem, pattern and direction.
+    """
+    times: dict[object, list[float]] = {}
+    for entry in records:
+        if entry["source"] == "measured" and entry.get("work_hash") and is_ok(entry):
+            times.setdefault(entry["work_hash"], []).append(number(entry["time_s"]))
+    return max((max(own) / min(own) - 1 for own in times.values()), default=0.0)

@@ -1,0 +1,244 @@
+"""Tables of a sweep: simulated times per problem, measured cells, and the best of all."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.planning.peers import is_peer
+from harness.records.store import Record
+from harness.report.best import NEAR, best_tables
+from harness.report.format import (
+    ABSENT,
+    alike,
+    broken,
+    drift_of,
+    is_ok,
+    known,
+    label,
+    milliseconds,
+    number,
+    problem,
+    short,
+    spread,
+    unprefixed,
+    worst_error,
+)
+from harness.report.notes import apart, crowded, drifting, refusals, same_plans, trusted, uneven
+
+_BASE = "ring"
+_MIB = 2**20
+_NAME = 30
+"""The longest name that is not broken."""
+_SHORT = 14
+"""The same where patterns would not fit side by side."""
+_FIGURES = 56
+"""Columns that a measured cell's figures take."""
+_WIDE = 120
+"""From this width on, simulated cells show the speed-up too."""
+_MEASURED = (
+    "ms: the slowest rank, median of {count} iterations; p20-p80: their spread; *: the best, and "
+    "what cannot be told from it, as the spreads overlap or rows of one plan differ as much; vs "
+    "ring: how many times as fast (~: cannot be told from it); error: largest of the results, "
+    "relative to the float64 oracle; MiB: sent by the rank that sends most; wait: ms in which a "
+    "rank waited for transfers, the longest, in one traced run; imbal: work of the busiest rank "
+    "over the mean"
+)
+_PEERS = (
+    "NAME/NAME: others' code, peer:NAME/NAME where a strategy is asked for; —: not known of it, as "
+    "it has no plan here to count bytes and work in, and is not traced"
+)
+_BEST = (
+    "best: the fastest of each row (+n: n others cannot be told from it; ~n: of simulated times n "
+    f"others are longer by no more than ±, or by {NEAR:.0%} where no error is known, so the order "
+    "is open); both: forward and backward of one strategy; peak: most bytes held on a rank; error: "
+    "largest of its results, relative to the float64 oracle; ±: expected error of the times, where "
+    "their calibration says"
+)
+
+
+def print_sweep(console: Console, records: Sequence[Record]) -> None:
+    """Print all tables of a sweep, what did not run and why, and which strategy is best."""
+    wide = console.width >= _WIDE
+    for title, group in _grouped(records, "simulated"):
+        _print(console, title, simulated_tables(group, console.width))
+        _say(console, *(f"same plan: {text}" for text in same_plans(group)))
+    calibrations = trusted(records)
+    if calibrations:
+        figures = "ms, times the compute bound evenly spread (×)"
+        figures += ", speed-up over ring (r)" if wide else ""
+        _say(console, f"simulated: {figures}; * best. {'; '.join(calibrations)}")
+        _say(console, *apart([entry for entry in records if entry["source"] == "simulated"]))
+    for title, group in _grouped(records, "measured"):
+        for pattern in dict.fromkeys(str(entry["pattern"]) for entry in group):
+            own = [entry for entry in group if entry["pattern"] == pattern]
+            _print(console, f"{title}, {pattern}", [measured_table(own, console.width)])
+            _say(console, *(f"same plan: {text}" for text in same_plans(own)), *drifting(own))
+    measured = [entry for entry in records if entry["source"] == "measured"]
+    if any(map(is_ok, measured)):
+        _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
+    if any(is_peer(str(entry["strategy"])) for entry in measured):
+        _say(console, _PEERS)
+    _say(console, *uneven(records))
+    for note, times in refusals(records).items():
+        _say(console, f"{note} ({times} cells)" if times > 1 else note)
+    best = list(best_tables(records, console.width))
+    for title, table in best:
+        _say(console, "")
+        _print(console, title, [table])
+    if best:
+        _say(console, _BEST)
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _print(console: Console, title: str, tables: Iterable[Table]) -> None:
+    console.print(Text(title, style="italic"), soft_wrap=True)
+    for table in tables:
+        console.print(table)
+
+
+def _counts(measured: Sequence[Record]) -> str:
+    counts = {len(samples) for e in measured if isinstance(samples := e["samples_s"], list)} - {0}
+    if not counts:
+        return "no"
+    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list[Record]]]:
+    groups: dict[str, list[Record]] = {}
+    for entry in records:
+        if entry["source"] == source:
+            groups.setdefault(_title(entry), []).append(entry)
+    yield from groups.items()
+
+
+def _title(entry: Record) -> str:
+    tokens = short(round(number(entry["seqlen_q"])))
+    where, _, rest = problem(entry).partition(":")
+    return f"{where}: cp={entry['cp']} S={tokens}{rest} {entry['direction']}"
+
+
+def _table(space: int) -> Table:
+    return Table(box=SIMPLE_HEAD, padding=(0, space, 0, 0), pad_edge=False, show_edge=False)
+
+
+def _longest(header: str, names: Iterable[str], most: int = _NAME) -> int:
+    """Width of a column of names: those that are longer are broken."""
+    return min(max(map(len, (header, *names))), most)
+
+
+def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
+    """Strategies x patterns: milliseconds, times the balanced bound, the best one marked.
+
+    Args:
+        records: Of one problem, on several patterns.
+        width: Columns of the terminal; what does not fit side by side goes into another table.
+    """
+    wide = width >= _WIDE
+    names: dict[str, str] = {}
+    for entry in records:
+        names[str(entry["strategy"])] = max(names.get(str(entry["strategy"]), ""), label(entry))
+    patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
+    space, cell = (1, 17) if wide else (0, 10)
+    side_by_side = width - len(patterns) * (cell + 1 + space)
+    longest = _longest("strategy", names.values(), max(_SHORT, min(_NAME, side_by_side)))
+    room = width - longest
+    fit = max(1, room // (cell + 1 + space))
+    best, base = _best(records), _base(records)
+    by_cell = {(str(e["strategy"]), str(e["pattern"])): e for e in records}
+    for start in range(0, len(patterns), fit):
+        shown = patterns[start : start + fit]
+        table = _table(space)
+        table.add_column("strategy", min_width=longest, no_wrap=True)
+        for pattern in shown:
+            table.add_column(broken(pattern, cell), justify="right", no_wrap=True)
+        for name, text in names.items():
+            cells = [
+                _simulated(by_cell.get((name, pattern)), best, base if wide else None)
+                for pattern in shown
+            ]
+            table.add_row(broken(text, longest), *cells)
+        yield table
+
+
+def _simulated(
+    entry: Record | None, best: Mapping[str, Record], base: Mapping[str, Record] | None
+) -> Text:
+    if entry is None:
+        return Text("")
+    if not is_ok(entry):
+        return Text(str(entry["status"]), style="dim")
+    time_s, bound_s, pattern = number(entry["time_s"]), number(entry["bound_s"]), entry["pattern"]
+    mark = "*" if alike(entry, best[str(pattern)], 0.0) else ""
+    text = f"{milliseconds(time_s)}{mark} {_factor(time_s / bound_s)}" if bound_s else ""
+    if base is not None:
+        ring = base.get(str(pattern))
+        text += " " * 7 if ring is None else f" {number(ring['time_s']) / time_s:5.2f}r"
+    return Text(text, style="bold green" if mark else "")
+
+
+def _factor(value: float) -> str:
+    return f"{value:.1f}×" if value < 99.95 else f"{value:.0f}×"
+
+
+def measured_table(records: Sequence[Record], width: int) -> Table:
+    """One row a cell: milliseconds and their spread, speed against ring, error, bytes.
+
+    Args:
+        records: Of one problem on one pattern.
+        width: Columns of the terminal.
+    """
+    table = _table(0)
+    names = [unprefixed(label(entry)) for entry in records]
+    strategy = _longest("strategy", names, width - _FIGURES)
+    table.add_column("strategy", min_width=strategy, no_wrap=True)
+    for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best, base, drift = _best(records), _base(records), drift_of(records)
+    for entry, name in zip(records, names, strict=True):
+        marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])], drift)
+        style = "bold green" if marked else ""
+        cells = _measured(entry, base, drift, "*" if marked else "")
+        table.add_row(broken(name, strategy), *cells, style=style)
+    return table
+
+
+def _measured(entry: Record, base: Mapping[str, Record], drift: float, mark: str) -> list[str]:
+    if not is_ok(entry):
+        return [str(entry["status"])]
+    low, high = spread(entry)
+    ring = base.get(str(entry["pattern"]))
+    against = ABSENT
+    if ring is not None:
+        near = "~" if ring is not entry and alike(entry, ring, drift) else ""
+        against = f"{near}{number(ring['time_s']) / number(entry['time_s']):.2f}×"
+    return [
+        f"{milliseconds(number(entry['time_s']))}{mark}",
+        f"{milliseconds(low)}-{milliseconds(high)}",
+        against,
+        worst_error(entry) or ABSENT,
+        known(entry["bytes_sent_per_rank"], lambda size: f"{size / _MIB:.2f}"),
+        known(entry["exposed_comm_s"], milliseconds),
+        known(entry["imbalance"], lambda ratio: f"{ratio:.2f}"),
+    ]
+
+
+def _best(records: Sequence[Record]) -> dict[str, Record]:
+    """By pattern, the record of the shortest time."""
+    best: dict[str, Record] = {}
+    for entry in filter(is_ok, records):
+        kept = best.setdefault(str(entry["pattern"]), entry)
+        if number(entry["time_s"]) < number(kept["time_s"]):
+            best[str(entry["pattern"])] = entry
+    return best
+
+
+def _base(records: Sequence[Record]) -> dict[str, Record]:
+    """By pattern, the record of the strategy that others are compared with."""
+    return {str(e["pattern"]): e for e in records if e["strategy"] == _BASE and is_ok(e)}

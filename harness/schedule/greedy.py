@@ -1,0 +1,190 @@
+"""Greedy choice of transformations: the largest gain first, kept only if the whole plan gains.
+
+Gain is what the replaced tasks take one after another less what their replacement takes. It sets
+the order of the tries and nothing else: a replacement may delay what could have run earlier, so
+each try is timed on the graph of the whole plan, and undone unless that got better. Only what a
+replacement delays or hastens is timed again, so a try costs far less than the graph.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.cluster.presets import Cluster
+from harness.plan.dependencies import rebuilt, resolved
+from harness.plan.plan import Plan, Task, Tile
+from harness.schedule.substitute import Members
+from harness.simulate.task_costs import Costs
+from harness.simulate.timeline import Timeline, graph_of
+
+_LEAST = 1e-12  # relative: what is shorter by less is rounding
+MOST_TRIES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One transformation.
+
+    Attributes:
+        members: Ids of the tasks that it replaces.
+        task: What replaces them.
+        seconds: How long that takes.
+        streams: What it holds.
+        gain_s: How much less than its members one after another, seconds.
+        late: Whether it takes its last member's place on a stream, else its first's.
+        lag_s: Seconds that pass before it holds its streams.
+    """
+
+    members: Members
+    task: Task
+    seconds: float
+    streams: tuple[int, ...]
+    gain_s: float
+    late: bool
+    lag_s: float = 0.0
+
+
+class Scene:
+    """A plan on a cluster, with all that finders of candidates ask.
+
+    Args:
+        plan: The plan; its order is the order of every stream.
+        cluster: Where it runs.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self.plan = plan
+        self.cluster = cluster
+        self.program = resolved(plan)
+        self.costs = Costs(self.program, cluster)
+        self.graph = graph_of(plan, cluster)
+        self.timeline = Timeline(self.graph)
+        areas = plan.problem.pattern.areas(plan.q_chunks, plan.kv_chunks)
+        self._areas: list[list[int]] = areas.tolist()
+        self._ready = [
+            max((self.timeline.end[first] for first in earlier), default=0.0)
+            for earlier in self.graph.after
+        ]
+
+    def tile(self, index: int) -> Tile:
+        """A task that is known to be a tile."""
+        task = self.plan.tasks[index]
+        assert isinstance(task, Tile)
+        return task
+
+    def ready_s(self, index: int) -> float:
+        """When all that a task waits for is there."""
+        return self._ready[index]
+
+    def partial(self, index: int) -> bool:
+        """Whether a tile is masked in part."""
+        tile = self.tile(index)
+        rows, columns = (self.plan.tokens(piece) for piece in tile.reads[:2])
+        return tile.area < rows * columns
+
+    def whole(self, members: Members) -> bool:
+        """Whether tiles have all pairs of their rows x columns."""
+        tiles = [self.tile(index) for index in members]
+        q = {chunk for tile in tiles for chunk in tile.q}
+        kv = {chunk for tile in tiles for chunk in tile.kv}
+        return sum(tile.area for tile in tiles) == sum(self._areas[i][j] for i in q for j in kv)
+
+    def rank(self, each: "Candidate") -> tuple[int, float, Members]:
+        """Largest gain first, to the picosecond; of equal ones that which waits for least."""
+        ready_s = max(self._ready[index] for index in each.members)
+        return -round(each.gain_s * 1e12), ready_s, each.members
+
+
+Finder = Callable[[Scene], Iterable[Candidate]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improved:
+    """What a greedy choice came to.
+
+    Attributes:
+        plan: The plan with what was kept.
+        before_s: Makespan before.
+        after_s: Makespan after; equal to `before_s` if nothing was kept.
+        found: Candidates.
+        tried: Of these, those that did not meet a task already replaced.
+        kept: Tasks that replaced others, in the order in which they were kept.
+    """
+
+    plan: Plan
+    before_s: float
+    after_s: float
+    found: int
+    tried: int
+    kept: tuple[Task, ...]
+
+
+def improve(
+    plan: Plan,
+    cluster: Cluster,
+    finders: Sequence[Finder],
+    *,
+    evaluate: Callable[[Plan], float] | None = None,
+    most_tries: int = MOST_TRIES,
+) -> Improved:
+    """Apply transformations, the largest gain first, each kept only if it pays.
+
+    It pays if the makespan gets shorter, or if it stays and streams do not fall idle later in all:
+    in a balanced plan no single rank's gain shortens the whole until every rank has its own.
+
+    Args:
+        plan: A plan; edges that its tasks do not need go (see `gates`).
+        cluster: Where it runs.
+        finders: What to look for.
+        evaluate: Seconds of a whole plan, the timeline's own by default. The result is judged by
+            it once more, and given up if it takes longer.
+        most_tries: Stop after so many tries.
+    """
+    scene = Scene(plan, cluster)
+    line = scene.timeline
+    found = [each for finder in finders for each in finder(scene) if each.gain_s > 0]
+    found.sort(key=scene.rank)
+    tasks: dict[int, Task] = dict(enumerate(plan.tasks))
+    before_s = best_s = line.makespan
+    idle_s = line.idle
+    gone: set[int] = set()
+    kept: list[Task] = []
+    tried = 0
+    for each in found:
+        if tried == most_tries:
+            break
+        if not gone.isdisjoint(each.members):
+            continue
+        tried += 1
+        limit_s = best_s * (1 + _LEAST)
+        change = line.replace(
+            each.members,
+            each.seconds,
+            each.streams,
+            late=each.late,
+            lag_s=each.lag_s,
+            limit_s=limit_s,
+        )
+        if change is None:
+            continue
+        makespan_s, now_idle_s = line.makespan, line.idle
+        if makespan_s >= best_s * (1 - _LEAST) and now_idle_s > idle_s * (1 + _LEAST):
+            change.undo()
+            continue
+        best_s, idle_s = min(best_s, makespan_s), now_idle_s
+        gone.update(each.members)
+        tasks[change.node] = each.task
+        kept.append(each.task)
+    changed = rebuilt(plan, (tasks[node] for node in line.order()) if kept else plan.tasks)
+    judge = evaluate or (lambda one: Timeline(graph_of(one, cluster)).makespan)
+    after_s = judge(changed) if kept else before_s
+    bare = rebuilt(plan, plan.tasks) if evaluate and kept else plan
+    if kept and after_s > (judge(bare) if evaluate else before_s):
+        changed, after_s, kept = rebuilt(plan, plan.tasks), before_s, []
+    return Improved(
+        plan=changed,
+        before_s=before_s,
+        after_s=after_s,
+        found=len(found),
+        tried=tried,
+        kept=tuple(kept),
+    )

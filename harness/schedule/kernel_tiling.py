@@ -1,0 +1,21 @@
+"""Kernel tiling: all transformations of a plan's tasks, chosen together."""
+
+from collections.abc import Callable
+
+from harness.cluster.presets import Cluster
+from harness.plan.plan import Plan
+from harness.schedule import batch, collectives, fuse
+from harness.schedule.greedy import MOST_TRIES, Finder, Improved, improve
+
+FINDERS: tuple[Finder, ...] = (fuse.candidates, batch.candidates, collectives.candidates)
+
+
+def tile_kernels(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    evaluate: Callable[[Plan], float] | None = None,
+    most_tries: int = MOST_TRIES,
+) -> Improved:
+    """Fuse tiles, batch transfers and gather them into collectives where it pays; see `improve`."""
+    return improve(plan, cluster, FINDERS, evaluate=evaluate, most_tries=most_tries)

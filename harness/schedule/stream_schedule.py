@@ -1,0 +1,525 @@
+"""When each task of a plan starts: bound, lists, an exact program, and windows of large graphs.
+
+Each step stops when the schedule meets the bound. Times are whole ticks, so that no tolerance of a
+solver has to be repaired; durations are rounded down, so that a bound on them is one on the plan.
+
+    bound       longest path, and each stream's best preemptive schedule
+    lists       by critical path and by stronger tails, breadth first, randomised, both ways
+    program     starts under SCIP's cumulative constraint, one per stream, small graphs
+    windows     the same for the tasks of a window of time, all others kept in order, large graphs
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from math import ceil, isfinite
+from typing import TYPE_CHECKING
+
+from harness.cluster.presets import Cluster
+from harness.plan.dependencies import reordered
+from harness.plan.order import ScheduledPlan, in_plan_order
+from harness.plan.plan import Plan
+from harness.schedule.list_schedules import (
+    Instance,
+    Starts,
+    both_ways,
+    breadth_first,
+    critical_path,
+    samples,
+    strong_tail,
+)
+from harness.schedule.scip import Answer, Status, new_model, relative_gap, solve
+from harness.simulate.timeline import TaskGraph, Timeline, graph_of, issued_ahead
+
+if TYPE_CHECKING:
+    from pyscipopt import Model, Variable
+
+SMALL = 110  # tasks; up to here the cumulative program is proved in seconds
+SHORT_STREAM = 15  # tasks of a stream; likewise
+_WINDOWS = (90, 150, 250)  # tasks of a window: 30 are too few to gain anything
+_WINDOW_S = 2.0
+_TICKS = 1_000_000  # per bound: fine enough to lose nothing, coarse enough for a solver
+
+
+class Method(StrEnum):
+    """How streams are ordered.
+
+    BEST is the whole pipeline; LISTS is its part without a solver; the others are one step each,
+    BIG_M the published form of the program, for reference on small graphs.
+    """
+
+    BEST = "best"
+    LISTS = "lists"
+    CRITICAL_PATH = "critical-path"
+    BREADTH_FIRST = "breadth-first"
+    PROGRAM = "program"
+    BIG_M = "big-m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A schedule of an instance.
+
+    Attributes:
+        starts: Per task, ticks.
+        makespan: Ticks.
+        bound: No schedule is shorter, ticks.
+        source: The step that found it.
+        seconds: Processor time of the search.
+    """
+
+    starts: Starts
+    makespan: int
+    bound: int
+    source: str
+    seconds: float
+
+    @property
+    def proved(self) -> bool:
+        """Whether no schedule is shorter."""
+        return self.makespan <= self.bound
+
+    @property
+    def gap(self) -> float:
+        """What is not proved, as a share of the makespan."""
+        return relative_gap(self.makespan, self.bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSchedule:
+    """A plan whose order is scheduled.
+
+    Times are of the durations that tasks have in the given plan. A tile that comes to be the first
+    of its accumulator costs a little less then, so a simulation may differ by that.
+
+    Attributes:
+        scheduled: The plan with its tasks in the new order, which every rank issues.
+        makespan_s: Of that order, seconds.
+        bound_s: No order is shorter.
+        proved: Whether the order is optimal, to the tick.
+        source: The step that found it.
+        seconds: Processor time of the search.
+    """
+
+    scheduled: ScheduledPlan
+    makespan_s: float
+    bound_s: float
+    proved: bool
+    source: str
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """What is not proved, as a share of the makespan; rounding to ticks included."""
+        return relative_gap(self.makespan_s, self.bound_s)
+
+
+def schedule_streams(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    method: Method = Method.BEST,
+    time_limit_s: float = 2.0,
+    seed: int = 0,
+    log: bool = False,
+) -> StreamSchedule:
+    """Order a plan's tasks so that it ends early on a cluster; never later than as it is.
+
+    Args:
+        plan: A plan.
+        cluster: Where it runs.
+        method: How.
+        time_limit_s: Processor seconds of the search, apart from the first lists.
+        seed: Of random lists and of the solver.
+        log: Let the solver print.
+    """
+    graph = graph_of(plan, cluster)
+    tick_s = tick_of(graph)
+    instance = instance_of(graph, tick_s)
+    found = search(instance, method=method, time_limit_s=time_limit_s, seed=seed, log=log)
+    order = [task for task in instance.order(found.starts) if task < len(plan.tasks)]
+    line, given = Timeline(graph, order), Timeline(graph)
+    same = order == list(range(len(plan.tasks)))
+    if method in (Method.BEST, Method.LISTS) and given.makespan <= line.makespan:
+        line, same = given, True
+    return StreamSchedule(
+        scheduled=in_plan_order(reordered(plan, issued_ahead(graph, line))),
+        makespan_s=line.makespan,
+        bound_s=min(found.bound * tick_s, line.makespan),
+        proved=found.proved,
+        source="plan" if same else found.source,
+        seconds=found.seconds,
+    )
+
+
+def tick_of(graph: TaskGraph) -> float:
+    """A tick such that the busiest stream is busy for about a million."""
+    busy: dict[int, float] = {}
+    for seconds, streams in zip(graph.seconds, graph.streams, strict=True):
+        for stream in streams:
+            busy[stream] = busy.get(stream, 0.0) + seconds
+    return max(busy.values(), default=1.0) / _TICKS or 1.0
+
+
+def instance_of(graph: TaskGraph, tick_s: float) -> Instance:
+    """The instance of a graph in ticks, durations rounded down.
+
+    The lag of a task is a task without a stream, after all others.
+    """
+
+    def ticks(seconds: float) -> int:
+        return int(seconds / tick_s + 1e-6)
+
+    durations, streams = [ticks(seconds) for seconds in graph.seconds], list(graph.streams)
+    after, moves = list(graph.after), list(graph.moves)
+    for task, lag_s in enumerate(graph.lags):
+        if lag_s:
+            durations.append(ticks(lag_s))
+            streams.append(())
+            after.append(after[task])
+            moves.append(True)
+            after[task] = (len(after) - 1,)
+    return Instance(tuple(durations), tuple(streams), tuple(after), tuple(moves))
+
+
+# The search ---------------------------------------------------------------------------------
+
+
+def search(
+    instance: Instance,
+    *,
+    method: Method = Method.BEST,
+    time_limit_s: float = 2.0,
+    seed: int = 0,
+    log: bool = False,
+) -> Found:
+    """Find starts for an instance; see the module."""
+    begin = time.process_time()
+    step = _Search(instance, begin + time_limit_s, seed, log)
+    match method:
+        case Method.CRITICAL_PATH:
+            step.offer("critical path", critical_path(instance))
+        case Method.BREADTH_FIRST:
+            step.offer("breadth first", breadth_first(instance))
+        case Method.LISTS:
+            step.lists(1.0)
+        case Method.PROGRAM:
+            step.lists(0.1)
+            step.program(cumulative)
+        case Method.BIG_M:
+            step.lists(0.1)
+            step.program(big_m)
+        case Method.BEST:
+            step.lists(0.25)
+            longest = max(map(len, instance.on_stream.values()), default=0)
+            if len(instance.durations) <= SMALL or longest <= SHORT_STREAM:
+                step.program(cumulative)
+            else:
+                step.windows()
+    seconds = time.process_time() - begin
+    return Found(
+        starts=step.starts,
+        makespan=step.makespan,
+        bound=step.bound,
+        source=step.source,
+        seconds=seconds,
+    )
+
+
+class _Search:
+    def __init__(self, instance: Instance, deadline: float, seed: int, log: bool) -> None:
+        self.instance = instance
+        self.deadline = deadline
+        self.seed = seed
+        self.log = log
+        self.bound = instance.bound
+        self.starts: Starts = ()
+        self.makespan = -1
+        self.source = ""
+
+    @property
+    def done(self) -> bool:
+        return 0 <= self.makespan <= self.bound
+
+    @property
+    def left_s(self) -> float:
+        return max(self.deadline - time.process_time(), 0.0)
+
+    def offer(self, source: str, starts: Starts) -> None:
+        """Take a schedule if it is shorter than the best."""
+        makespan = self.instance.makespan(starts)
+        if self.makespan < 0 or makespan < self.makespan:
+            self.starts, self.makespan, self.source = starts, makespan, source
+
+    def lists(self, share: float) -> None:
+        """Try the fixed lists, then random ones for a share of the time that is left."""
+        instance = self.instance
+        for source, starts in self._fixed():
+            self.offer(source, starts)
+            if self.done:
+                return
+        self.offer("both ways", both_ways(instance, self.starts))
+        stop = time.process_time() + share * self.left_s
+        for starts in samples(instance, self.seed):
+            if self.done or time.process_time() >= stop:
+                return
+            self.offer("random lists", starts)
+
+    def _fixed(self) -> Iterator[tuple[str, Starts]]:
+        yield "strong tails", strong_tail(self.instance)
+        yield "critical path", critical_path(self.instance)
+        back = strong_tail(self.instance.mirrored)
+        end = self.instance.mirrored.makespan(back)
+        ends = [s + d for s, d in zip(back, self.instance.durations, strict=True)]
+        order = self.instance.order(tuple(end - each for each in ends))
+        yield "strong heads", self.instance.left_shifted(order)
+        yield "breadth first", breadth_first(self.instance)
+
+    def program(self, build: "Builder") -> None:
+        """Ask the solver, from the best schedule."""
+        if self.done or not self.left_s:
+            return
+        ends = [0] * len(self.instance.durations)
+        answer, starts = build(
+            Part(self.instance, self.instance.heads, self.instance.tails, ends),
+            self.starts,
+            bound=self.bound,
+            time_limit_s=self.left_s,
+            seed=self.seed,
+            log=self.log,
+        )
+        if starts is not None:
+            self.offer("program", self.instance.left_shifted(self.instance.order(starts)))
+        if answer.status in (Status.OPTIMAL, Status.FEASIBLE, Status.TIME_LIMIT):
+            self.bound = min(max(self.bound, _up(answer.bound)), self.makespan)
+
+    def windows(self) -> None:
+        """Solve one window of time after another; larger ones when none gains any more."""
+        self.starts = self.instance.left_shifted(self.instance.order(self.starts))
+        for size in _WINDOWS:
+            at, quiet = 0, 0
+            while not self.done and self.left_s:
+                order = self.instance.order(self.starts)
+                places = max(1, -(-2 * len(order) // size) - 1)
+                gained = self._window(order, at % places * size // 2, size)
+                at += 1
+                quiet = 0 if gained else quiet + 1
+                if quiet >= places:
+                    break
+
+    def _window(self, order: Sequence[int], first: int, size: int) -> bool:
+        """Order the tasks of a window anew; those before and after keep their order."""
+        before, free, after = order[:first], order[first:][:size], order[first:][size:]
+        part = part_of(self.instance, before, free, after)
+        starts = tuple(self.starts[task] for task in free)
+        _, better = cumulative(
+            part,
+            starts,
+            bound=0,
+            time_limit_s=min(_WINDOW_S, self.left_s),
+            seed=self.seed,
+            log=self.log,
+        )
+        if better is None:
+            return False
+        local = part.instance.order(better)
+        whole = [*before, *(free[index] for index in local), *after]
+        shorter = self.makespan
+        self.offer("windows", self.instance.left_shifted(whole))
+        return self.makespan < shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tasks to be ordered, and what holds of them because of others.
+
+    Attributes:
+        instance: The tasks.
+        heads: Per task, when it can start at the earliest, ticks.
+        tails: Per task, what must pass after its end, ticks.
+        floor: Times that pass anyway, ticks.
+    """
+
+    instance: Instance
+    heads: Sequence[int]
+    tails: Sequence[int]
+    floor: Sequence[int]
+
+
+def part_of(
+    instance: Instance, before: Sequence[int], free: Sequence[int], after: Sequence[int]
+) -> Part:
+    """Cut a window out of an order: what precedes it gives heads, what follows it tails."""
+    heads, ends_before = _ways(instance, before, free)
+    tails, _ = _ways(instance.mirrored, after[::-1], free)
+    place = {task: at for at, task in enumerate(free)}
+    inside = Instance(
+        tuple(instance.durations[task] for task in free),
+        tuple(instance.streams[task] for task in free),
+        tuple(tuple(place[f] for f in instance.after[task] if f in place) for task in free),
+        tuple(instance.moves[task] for task in free),
+    )
+    own_heads, own_tails = _reach(inside, heads), _reach(inside.mirrored, tails)
+    return Part(inside, own_heads, own_tails, ends_before)
+
+
+def _ways(
+    instance: Instance, fixed: Sequence[int], free: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """When the free tasks can start after fixed ones in this order, and when those end."""
+    ends: dict[int, int] = {}
+    busy: dict[int, int] = {}
+    for task in fixed:
+        earlier = [ends.get(first, 0) for first in instance.after[task]]
+        earlier += [busy.get(stream, 0) for stream in instance.streams[task]]
+        ends[task] = max(earlier, default=0) + instance.durations[task]
+        busy.update(dict.fromkeys(instance.streams[task], ends[task]))
+    heads = []
+    for task in free:
+        earlier = [ends.get(first, 0) for first in instance.after[task]]
+        earlier += [busy.get(stream, 0) for stream in instance.streams[task]]
+        heads.append(max(earlier, default=0))
+    return heads, list(ends.values())
+
+
+def _reach(inside: Instance, heads: Sequence[int]) -> list[int]:
+    """Carry heads along the edges of a window."""
+    reached = list(heads)
+    for task in inside.sorted:
+        for first in inside.after[task]:
+            reached[task] = max(reached[task], reached[first] + inside.durations[first])
+    return reached
+
+
+# Programs -----------------------------------------------------------------------------------
+
+Builder = Callable[..., tuple[Answer, Starts | None]]
+"""(part, starts, bound, time limit, seed, log) -> the answer, and starts if it has any."""
+
+
+def cumulative(
+    part: Part, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
+) -> tuple[Answer, Starts | None]:
+    """Solve the start-time program, each stream a cumulative constraint of capacity 1.
+
+    Sets: tasks v with duration d_v; streams r; edges (u, v).
+    Variables: integer starts s_v in [head_v, UB - tail_v - d_v]; the end E in [bound, UB].
+    Constraints: s_v >= s_u + d_u per edge; E >= s_v + d_v + tail_v; cumulative(s, d, 1) per stream.
+    Objective: min E.
+
+    Args:
+        part: The tasks, with what others impose.
+        starts: A schedule, to start from.
+        bound: No schedule ends before.
+        time_limit_s: CPU seconds.
+        seed: Of the solver.
+        log: Let the solver print.
+    """
+    model = new_model("streams", log=log)
+    instance = part.instance
+    most = _length(part, starts)
+    least = min(max([bound, *part.floor]), most)
+    end = model.addVar("end", vtype="I", lb=least, ub=most)
+    begin = _start_variables(model, part, most)
+    for task, variable in enumerate(begin):
+        after = instance.durations[task] + part.tails[task]
+        model.addCons(end >= variable + after, f"end_{task}")
+        for first in instance.after[task]:
+            model.addCons(
+                variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
+            )
+    for stream, tasks in instance.on_stream.items():
+        if len(tasks) > 1:
+            model.addConsCumulative(
+                [begin[task] for task in tasks],
+                [instance.durations[task] for task in tasks],
+                [1] * len(tasks),
+                1,
+                name=f"stream_{stream}",
+            )
+    model.setObjective(end, "minimize")
+    values = [(end, most), *zip(begin, starts, strict=True)]
+    return _solved(model, begin, values, time_limit_s, seed)
+
+
+def big_m(
+    part: Part, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
+) -> tuple[Answer, Starts | None]:
+    """Solve the published form: a binary per pair of tasks on a stream decides who goes first.
+
+    Variables: s_v >= 0; y_uv in {0, 1} per pair on a stream; E.
+    Constraints: s_u + d_u <= s_v + M (1 - y_uv); s_v + d_v <= s_u + M y_uv; s_v >= s_u + d_u per
+    edge; E >= s_v + d_v. M is the sum of all durations.
+    Objective: min E.
+
+    Source: UltraAttn (SC'25), equations 3 to 6.
+    """
+    del bound
+    model = new_model("streams_big_m", log=log)
+    instance = part.instance
+    total = sum(instance.durations)
+    end = model.addVar("end", vtype="C", lb=0, ub=total)
+    begin = [
+        model.addVar(f"start_{task}", vtype="I", lb=0, ub=total)
+        for task in range(len(instance.durations))
+    ]
+    values = [(end, _length(part, starts)), *zip(begin, starts, strict=True)]
+    for task, variable in enumerate(begin):
+        model.addCons(end >= variable + instance.durations[task], f"end_{task}")
+        for first in instance.after[task]:
+            model.addCons(
+                variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
+            )
+    pairs = {pair for tasks in instance.on_stream.values() for pair in combinations(tasks, 2)}
+    for one, other in sorted(pairs):
+        goes_first = model.addVar(f"first_{one}_{other}", vtype="B")
+        values.append((goes_first, int(starts[one] < starts[other])))
+        model.addCons(
+            begin[one] + instance.durations[one] <= begin[other] + total * (1 - goes_first),
+            f"before_{one}_{other}",
+        )
+        model.addCons(
+            begin[other] + instance.durations[other] <= begin[one] + total * goes_first,
+            f"after_{one}_{other}",
+        )
+    model.setObjective(end, "minimize")
+    return _solved(model, begin, values, time_limit_s, seed)
+
+
+def _length(part: Part, starts: Starts) -> int:
+    ends = zip(starts, part.instance.durations, part.tails, strict=True)
+    return max([*map(sum, ends), *part.floor], default=0)
+
+
+def _start_variables(model: "Model", part: Part, most: int) -> "list[Variable]":
+    return [
+        model.addVar(f"start_{task}", vtype="I", lb=head, ub=most - tail - duration)
+        for task, (head, duration, tail) in enumerate(
+            zip(part.heads, part.instance.durations, part.tails, strict=True)
+        )
+    ]
+
+
+def _solved(
+    model: "Model",
+    begin: "Sequence[Variable]",
+    values: "Sequence[tuple[Variable, int]]",
+    time_limit_s: float,
+    seed: int,
+) -> tuple[Answer, Starts | None]:
+    """Start the solver from known values; read the starts of its best solution."""
+    known = model.createSol()
+    for variable, value in values:
+        model.setSolVal(known, variable, value)
+    model.addSol(known)
+    answer = solve(model, time_limit_s=time_limit_s, seed=seed)
+    if answer.value is None:
+        return answer, None
+    return answer, tuple(round(model.getVal(variable)) for variable in begin)
+
+
+def _up(value: float) -> int:
+    """The least whole number that is not below a bound, but for rounding."""
+    return ceil(value - 1e-6) if isfinite(value) else 0

@@ -1,0 +1,1 @@
+"""Seconds of a plan on a cluster."""

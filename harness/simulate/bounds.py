@@ -1,0 +1,105 @@
+"""Lower bounds on the time of a plan, and of any plan, on a cluster.
+
+Of any plan of a problem: all attention flops at the kernels' stated efficiency, spread evenly over
+the ranks (`problem_bound_s`). No strategy can be faster on this cluster model, whatever it moves.
+
+Of one plan, whatever the order of its tasks: the fullest compute stream, the fullest port of each
+link class, and the longest chain of tasks that wait for one another. Also its serial time, which
+no simulated run exceeds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.cluster.presets import Cluster, Runtime
+from harness.plan.plan import Tile
+from harness.plan.problem import Direction, Problem
+from harness.plan.residency import Program
+from harness.plan.sizes import problem_flops, tile_flops
+from harness.simulate.streams import Work, stream_of, work_of
+from harness.simulate.task_costs import Costs
+from harness.simulate.trace import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Times, in seconds, that no run of a plan on a cluster beats.
+
+    Attributes:
+        balanced_s: Attention flops of all ranks, evenly spread; the same for every plan.
+        compute_s: Everything on the compute stream of the rank that has most of it.
+        links_s: Per kind of port, everything on the port that has most of it, latencies included.
+        critical_path_s: The longest chain of tasks, each waiting for the one before.
+        serial_s: One task after another, all ranks in turn: an upper bound.
+    """
+
+    balanced_s: float
+    compute_s: float
+    links_s: Mapping[Stream, float]
+    critical_path_s: float
+    serial_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """The greatest lower bound."""
+        return max(self.balanced_s, self.compute_s, self.critical_path_s, *self.links_s.values())
+
+
+def bounds(
+    program: Program,
+    cluster: Cluster,
+    runtime: Runtime = Runtime.GRAPH,
+    work: Work | None = None,
+) -> Bounds:
+    """Bound a plan's time from below, and from above by its serial time.
+
+    Args:
+        program: A verified, resolved plan.
+        cluster: Where it would run.
+        runtime: Whether each launch costs host time.
+        work: What `work_of` made of the same arguments, if the caller has it; before `simulate`
+            adds edges to it.
+
+    Raises:
+        UnsupportedError: The plan has more ranks than the cluster has GPUs.
+    """
+    plan = program.plan
+    if work is None:
+        work = work_of(program, cluster, runtime)
+    load: dict[int, float] = {}
+    for activity in work.activities:
+        for number in activity.streams:
+            load[number] = load.get(number, 0.0) + activity.seconds
+    fullest: dict[Stream, float] = {}
+    for number, seconds in load.items():
+        stream = stream_of(number)[1]
+        fullest[stream] = max(fullest.get(stream, 0.0), seconds)
+    tiles = (task for task in plan.tasks if isinstance(task, Tile))
+    flops = sum(tile_flops(plan, tile) for tile in tiles if tile.direction is plan.direction)
+    host = sum(launch.end_s - launch.start_s for launch in work.launches)
+    return Bounds(
+        balanced_s=Costs(program, cluster).attention_s(flops) / plan.problem.cp,
+        compute_s=fullest.pop(Stream.COMPUTE, 0.0),
+        links_s=fullest,
+        critical_path_s=_longest(work),
+        serial_s=host + sum(activity.seconds for activity in work.activities),
+    )
+
+
+def problem_bound_s(problem: Problem, direction: Direction, cluster: Cluster) -> float:
+    """Bound the time of every plan of a problem: all attention flops, evenly spread.
+
+    Raises:
+        UnsupportedError: The problem has more ranks than the cluster has GPUs.
+    """
+    cluster.require(problem.cp)
+    speed = cluster.gpu.attention_flops_per_s(problem.dtype, direction)
+    return problem_flops(problem, direction) / speed / problem.cp
+
+
+def _longest(work: Work) -> float:
+    ends: list[float] = []
+    for activity, after in zip(work.activities, work.after, strict=True):
+        start = max((ends[earlier] for earlier in after), default=0.0)
+        ends.append(max(start, activity.release_s) + activity.seconds)
+    return max(ends, default=0.0)

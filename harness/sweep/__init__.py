@@ -1,0 +1,1 @@
+"""Suites of cells, and the simulation of those that are simulated."""

@@ -1,0 +1,238 @@
+"""Simulate the cells of a sweep, side by side on the cores here."""
+
+import hashlib
+import json
+import traceback
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.base.cache import cache_folder, keep, kept_by_this_code
+from harness.base.environment import environment
+from harness.base.workers import spread
+from harness.cluster.calibration import Calibration
+from harness.cluster.presets import Cluster, Runtime, cluster
+from harness.errors import HarnessError, UnsupportedError, told
+from harness.memory.counting import ALGORITHM
+from harness.memory.ledger import ledger
+from harness.plan.imbalance import imbalance_total
+from harness.plan.residency import Program
+from harness.plan.sizes import problem_flops, traffic
+from harness.prepare.planner_context import context_on
+from harness.prepare.scalable_plan import Structure, planned_at, searches
+from harness.prepare.scalable_plan_cache import structure_of
+from harness.records.cell import Status, plan_flops, record
+from harness.records.config import Config
+from harness.records.store import Record
+from harness.simulate.bounds import bounds, problem_bound_s
+from harness.simulate.calibrated import exposed_s, lower_bound_s, pricer, trust
+from harness.simulate.job_graph import calls_on
+from harness.simulate.simulator import simulate
+from harness.simulate.streams import work_of
+from harness.verify.proof import verify
+from strategies import strategy
+
+Structures = dict[object, Structure]
+"""What was planned so far, by what decides it."""
+
+
+def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[Record, None, None]:
+    """Simulate cells; what goes wrong in one becomes its record.
+
+    Cells that differ only in what a plan does not depend on are one piece of work: see `structure`.
+
+    Args:
+        configs: Cells with a cluster.
+        jobs: Processes side by side; 1 stays in this one.
+
+    Yields:
+        Records as they are done, not in the cells' order.
+    """
+    context = environment()
+    groups: dict[Config, list[Config]] = {}
+    for config in configs:
+        groups.setdefault(_alike(config), []).append(config)
+    work = partial(_simulate_group, context=context)
+    if jobs == 1 or len(groups) <= 1:
+        for group in groups.values():
+            yield from work(group)
+        return
+    # The dearest first, so that no long one is left alone at the end.
+    ordered = sorted(groups.values(), key=lambda group: -group[0].cp)
+    for records in spread(work, ordered, jobs=jobs, lost=partial(_lost, context=context)):
+        yield from records
+
+
+def _alike(config: Config) -> Config:
+    """What cells with one plan have in common; a cell that cannot be planned is alone."""
+    try:
+        return replace(planned_at(config), cluster=None)
+    except ValueError:
+        return config
+
+
+def _lost(group: Sequence[Config], context: Record) -> list[Record]:
+    reason = "the process that simulated it died"
+    return [record(config, Status.ERROR, context, reason=reason) for config in group]
+
+
+def _simulate_group(group: Sequence[Config], context: Record) -> list[Record]:
+    known: Structures = {}
+    return [simulate_cell(config, context, known) for config in group]
+
+
+def simulate_cell(
+    config: Config,
+    context: Record,
+    known: Structures | None = None,
+    folder: Path | None = None,
+) -> Record:
+    """Plan, prove and simulate one cell.
+
+    Args:
+        config: The cell, with a cluster.
+        context: The environment, for the record.
+        known: Structures that earlier cells have made; gets this one's.
+        folder: Where structures are kept; the user's cache by default.
+    """
+    assert config.cluster is not None  # the suite gives simulated cells one
+    known = {} if known is None else known
+    try:
+        machine = cluster(config.cluster)
+        machine.require(config.cp)
+        chosen, node = strategy(config.strategy), context_on(machine)
+        resolved = chosen.resolved(config.problem, config.direction, node).text
+        if machine.fitted is not None:
+            kept = folder or cache_folder() / "structures"
+            found = predicted(config, machine, machine.fitted, context, known, kept)
+        else:
+            plan = chosen.plan(config.problem, config.direction, node)
+            found = simulated(verify(plan), config, machine, context)
+    except (UnsupportedError, ValueError) as error:
+        return record(config, Status.ILLEGAL, context, reason=str(error))
+    except HarnessError as error:
+        reason = told(error)
+        return record(config, Status.ERROR, context, reason=reason)
+    except Exception as error:  # the boundary of the cell: the others go on
+        reason = told(error)
+        detail = traceback.format_exc()
+        return record(config, Status.ERROR, context, reason=reason, detail=detail)
+    return {**found, "resolved": resolved}
+
+
+def simulated(program: Program, config: Config, machine: Cluster, context: Record) -> Record:
+    """Simulate a proved plan on datasheet numbers; what does not fit a GPU is `oom`."""
+    plan = program.plan
+    peaks = ledger(program).peak_bytes
+    runtime = config.runtime or Runtime.GRAPH
+    work = work_of(program, machine, runtime)
+    limits = bounds(program, machine, runtime, work)
+    trace = simulate(program, machine, runtime=runtime, peak_memory_bytes=peaks, work=work)
+    sent, _ = traffic(plan)
+    status, reason = _fits(max(peaks), machine)
+    return record(
+        config,
+        status,
+        context,
+        reason=reason,
+        time_s=trace.makespan_s,
+        tflops_per_gpu=plan_flops(plan) / config.cp / trace.makespan_s / 1e12,
+        bytes_sent_per_rank=max(sent),
+        exposed_comm_s=trace.exposed_comm_max_s,
+        imbalance=imbalance_total(plan),
+        imbalance_lockstep=trace.imbalance_lockstep,
+        peak_bytes=max(peaks),
+        peak_bytes_algorithm=max(ledger(program, ALGORITHM).peak_bytes),
+        link_bytes=dict(trace.link_bytes),
+        plan_hash=plan.hash,
+        planned_tokens=config.seqlen_q,
+        work_hash=plan.work_hash,
+        bound_s=limits.balanced_s,
+        plan_bound_s=limits.bound_s,
+        calibration=trace.calibration,
+        calibration_id=None,
+    )
+
+
+def predicted(
+    config: Config,
+    machine: Cluster,
+    fitted: Calibration,
+    context: Record,
+    known: Structures,
+    folder: Path,
+) -> Record:
+    """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
+    name = f"{_answer_key(config, machine)}.json"
+    facts = kept_by_this_code(folder, name, _read)
+    if facts is None:
+        facts = _predict(config, machine, fitted, known, folder)
+        keep(folder, name, json.dumps(facts).encode())
+    return record(config, context=context, **facts)
+
+
+def _answer_key(config: Config, machine: Cluster) -> str:
+    """Of all that decides a predicted cell: itself, and every parameter of the cluster."""
+    return hashlib.sha256(repr((config.hash, machine)).encode()).hexdigest()[:24]
+
+
+def _read(kept: bytes) -> dict[str, Any]:
+    facts = json.loads(kept)
+    return {**facts, "status": Status(facts["status"])}
+
+
+def _predict(
+    config: Config, machine: Cluster, fitted: Calibration, known: Structures, folder: Path
+) -> dict[str, Any]:
+    """What a record says of a predicted cell."""
+    small = planned_at(config)
+    key = (
+        small if searches(small) else replace(small, cluster=None),
+        fitted.hardware.gpus_per_node,
+        fitted.hardware.cores is None,
+        calls_on(fitted),
+    )
+    if key not in known:
+        known[key] = structure_of(small, fitted, folder)
+    made = known[key].at(config.seqlen_q)
+    shape, direction = made.shape, config.direction
+    rounded = strategy(config.strategy).options.round_sent
+    problem = replace(config.problem, round_sent=rounded)
+    eager = config.runtime is Runtime.EAGER
+    prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)
+    jobs = prices.jobs(shape)
+    starts, ends = prices.run(jobs)
+    time_s = max(ends, default=0.0) + prices.start_s
+    said = trust(problem, direction, shape, prices, eager=eager)
+    status, reason = _fits(made.peak_bytes, machine)
+    balanced_s = problem_bound_s(problem, direction, machine)
+    return {
+        "status": status,
+        "reason": reason,
+        "time_s": time_s,
+        "tflops_per_gpu": problem_flops(problem, direction) / config.cp / time_s / 1e12,
+        "bytes_sent_per_rank": made.sent_bytes,
+        "exposed_comm_s": exposed_s(shape, starts, ends),
+        "imbalance": made.imbalance,
+        "imbalance_lockstep": made.imbalance_lockstep,
+        "peak_bytes": made.peak_bytes,
+        "peak_bytes_algorithm": made.peak_bytes_algorithm,
+        "link_bytes": dict(made.link_bytes),
+        "plan_hash": made.plan_hash,
+        "work_hash": made.work_hash,
+        "planned_tokens": made.tokens,
+        "bound_s": balanced_s,
+        "plan_bound_s": max(balanced_s, lower_bound_s(jobs)),
+        "calibration": said.text,
+        "calibration_id": said.calibration_id,
+        "inside_range": said.inside,
+        "expected_error": said.expected_error,
+    }
+
+
+def _fits(peak_bytes: int, machine: Cluster) -> tuple[Status, str]:
+    if peak_bytes <= machine.gpu.memory_bytes:
+        return Status.OK, ""
+    return Status.OOM, f"needs {peak_bytes} bytes of {machine.gpu.memory_bytes} on a GPU"

@@ -1,0 +1,1 @@
+"""A model's training step: memory, longest context, seconds."""

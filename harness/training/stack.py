@@ -1,0 +1,141 @@
+"""The training stack around attention: what it keeps, recomputes, cuts up and sends to the host.
+
+The same stack carries every strategy. What released code adds to its strategy is named here, in
+`RELEASED`, and nowhere else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from harness.cluster.presets import Cluster, Link
+from harness.memory.counting import ALGORITHM, Counting, Use
+from harness.planning.strategy import Chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Options of a training run, of batch 1, in bfloat16 with FSDP over all ranks.
+
+    Attributes:
+        checkpoint: Keep only the input of each block, and run the block again in backward.
+        offload: Keep those inputs on the host, all but the first.
+        tiled: MLP, norms and loss in tiles of tokens, run again in backward.
+        state_bytes: Per parameter: float32 master, gradient and two moments of AdamW.
+    """
+
+    checkpoint: bool = True
+    offload: bool = True
+    tiled: bool = True
+    state_bytes: int = 16  # Source: released scripts of arXiv:2602.21196, AdamW in float32, FSDP2
+
+
+DEFAULT = Stack()
+
+HOST_BYTES = 1_600_000_000_000
+"""Host memory of a node that holds what is offloaded.
+
+Inferred, not published: UPipe ran 8B at 5M with 1240 GiB and FPDT 32B at 4M with about 1450; FPDT,
+which also rests q, k, v, out and their gradients there, has no 8B result at 5M, about 1500 GiB.
+"""
+
+STEP_TOKENS = 2**20
+"""Steps of contexts that are tried, per node: as far apart as in the published runs."""
+
+
+# How memory is counted ----------------------------------------------------------------------
+
+_ELSEWHERE = frozenset({Use.WEIGHTS, Use.INPUT})  # FSDP's; dy is the stream's gradient
+
+
+class Column(StrEnum):
+    """Which memory of attention is counted."""
+
+    ALGORITHM = "algorithm"
+    """What the algorithm needs: values until their last use, sums as wide as values."""
+    IMPLEMENTATION = "implementation"
+    """The same flags for all: float32 sums, results of kernels and what kernels hold inside."""
+    RELEASED = "released"
+    """As the released code of the strategy holds it; see `RELEASED`."""
+
+
+_ALGORITHM = replace(ALGORITHM, apart=_ELSEWHERE)
+_IMPLEMENTATION = replace(_ALGORITHM, wide_sums=True, results=True, scratch=True)
+_LEAN = replace(_ALGORITHM, results=True, scratch=True)
+_RING_LOOP = replace(_IMPLEMENTATION, rotary=True, loop=True)
+
+RELEASED: Mapping[str, Counting] = {
+    # yunchang and ring-flash-attention: Ulysses too runs the ring's loop, for a ring of one, with
+    # float32 sums, buffers to receive, and a float32 rotary that makes copies
+    "ring": _RING_LOOP,
+    "ring-classic": _RING_LOOP,
+    "zigzag": _RING_LOOP,
+    "stripe": _RING_LOOP,
+    "ulysses": _RING_LOOP,
+    "usp": _RING_LOOP,
+    # untied-ulysses: returns before that loop, sums in bfloat16, rotates in place
+    "upipe": _LEAN,
+    # DeepSpeed's fpdt_layer.py: each part through the kernel alone; what rests on the host stays
+    # there until backward ends, dq in float32
+    "fpdt": replace(_IMPLEMENTATION, held=True),
+}
+"""How the released code of a strategy holds memory, where there is one."""
+
+
+def counting(column: Column, chosen: Chosen) -> Counting:
+    """Return what to count of a strategy; without released code, as `IMPLEMENTATION`."""
+    match column:
+        case Column.ALGORITHM:
+            return _ALGORITHM
+        case Column.IMPLEMENTATION:
+            return _IMPLEMENTATION
+        case Column.RELEASED:
+            name = chosen.strategy.name
+            if name == "upipe" and (chosen.options.ring or 1) > 1:
+                return _RING_LOOP  # over a ring it takes the ring's loop as well
+            return RELEASED.get(name, _IMPLEMENTATION)
+
+
+def as_planned(column: Column, chosen: Chosen) -> Chosen:
+    """Return the strategy as a column plans it: released rings send everything, needed or not."""
+    if column is Column.RELEASED and RELEASED.get(chosen.strategy.name) is _RING_LOOP:
+        return Chosen(chosen.strategy, replace(chosen.options, prune=False))
+    return chosen
+
+
+# What the machine gives ---------------------------------------------------------------------
+
+
+def as_run(machine: Cluster) -> Cluster:
+    """Return a cluster with the rates of the published runs: FlashAttention 3, eager torch, NCCL.
+
+    They are those of H100s and H200s; another cluster keeps its own, and its `calibration` says so.
+    Only `efficiency_backward` and `efficiency_linear` are fitted, to the 8B table (docs/models.md).
+    """
+    if not machine.gpu.name.startswith(("H100", "H200")):
+        own = f"{machine.name}'s own rates, not those of a published run: {machine.calibration}"
+        return replace(machine, fitted=None, calibration=own)
+    gpu = replace(
+        machine.gpu,
+        efficiency_forward=0.748,  # Source: FlashAttention 3 (arXiv:2407.08608), 740 TFLOP/s
+        efficiency_backward=EFFICIENCY_BACKWARD,
+        efficiency_linear=EFFICIENCY_LINEAR,
+        merge_passes=17.22,  # Source: clusters/h100-hamming.toml, effects.eager.passes
+    )
+    return replace(
+        machine,
+        gpu=gpu,
+        # Source: clusters/h100-hamming.toml, links.near x effects.near.share, and links.far
+        nvlink=Link(bandwidth_bytes_per_s=3.511e11 * 0.414, latency_s=2.7e-5),
+        nic=Link(bandwidth_bytes_per_s=3.578e10, latency_s=1.4e-4),
+        fitted=None,
+        calibration="rates of the published UPipe runs: fitted to its 8B table, see docs/models.md",
+    )
+
+
+# Three numbers are fitted, by least squares of the relative error over the rows of Ring, Ulysses,
+# FPDT and UPipe of the 8B table of arXiv:2602.21196 (table 3), and to nothing else.
+EFFICIENCY_BACKWARD = 0.58
+EFFICIENCY_LINEAR = 0.49
+HOST_REST_BYTES_PER_S = 5.8e9
+"""FPDT alone: how fast the host takes what comes to rest there."""

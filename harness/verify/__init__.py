@@ -1,0 +1,1 @@
+"""The proof that a plan computes attention, exactly once and nothing else."""

@@ -1,0 +1,304 @@
+"""Sweeps: every cell becomes one record, whatever happens to it or to the sweep."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import cli
+from harness.measure import cell as measured_cell
+from harness.measure import cells as sweep
+from harness.measure.cell import RankSample
+from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
+from harness.plan.problem import Dtype
+from harness.ranks.team import Failure, WorkerError
+from harness.records.cell import Status
+from harness.records.config import Config, Where
+from harness.records.store import Record, ResultFolder, read_records
+from harness.sweep import simulate_cells
+from tests.harness import sweeps
+
+CELL = Config(
+    strategy="ring",
+    pattern="causal",
+    cp=2,
+    seqlen_q=29,
+    seqlen_kv=29,
+    heads_q=6,
+    heads_kv=2,
+    head_dim=8,
+    dtype=Dtype.FLOAT64,
+    transport=Where.GLOO,
+)
+FEW = Limits(warmup=1, iterations=3)
+
+
+class Broken:
+    """A crew of which some jobs go wrong."""
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        self.answers = list(answers)
+        self.alive = True
+
+    def run(self, *_: object, **__: object) -> list[Any]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            self.alive = False
+            raise answer
+        return [answer]
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def test_a_measured_cell_has_times_errors_bytes_and_memory() -> None:
+    zigzag = replace(CELL, strategy="zigzag")
+    ring, other = measure_cells([CELL, zigzag], FEW)
+    for record in (ring, other):
+        assert (record["status"], record["source"]) == (Status.OK, "measured")
+        assert len(record["samples_s"]) == 3
+        assert 0 < record["p20_s"] <= record["time_s"] <= record["p80_s"]
+        assert 0 < record["max_rel_error"]["out"] < 1e-12
+        assert record["bytes_sent_per_rank"] > 0
+        assert record["peak_bytes"] > 0
+    assert ring["plan_hash"] != other["plan_hash"]
+    json.dumps([ring, other], allow_nan=False)
+
+
+def test_a_refused_cell_is_illegal_with_the_reason_and_the_next_one_runs() -> None:
+    few_heads = replace(CELL, strategy="ulysses", heads_q=1, heads_kv=1)
+    refused, ran = measure_cells([few_heads, CELL], FEW)
+    assert (refused["status"], ran["status"]) == (Status.ILLEGAL, Status.OK)
+    assert "heads" in str(refused["reason"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (Failure.ERROR, Status.ERROR),
+        (Failure.TIMEOUT, Status.TIMEOUT),
+        (Failure.OOM, Status.OOM),
+    ],
+)
+def test_a_failed_cell_keeps_reason_and_traceback_and_the_next_gets_a_new_crew(
+    kind: Failure, status: Status
+) -> None:
+    failure = WorkerError(kind, 1, "went wrong", "Traceback: in the worker")
+    crews = iter([Broken([failure]), Broken([measured_cell.Refusal("second")])])
+    first, second = measure_cells([CELL, replace(CELL, batch=3)], FEW, Crews(lambda _: next(crews)))
+    assert first["status"] == status
+    assert first["reason"] == "rank 1: went wrong"
+    assert first["traceback"] == "Traceback: in the worker"
+    assert first["time_s"] is None
+    assert second["reason"] == "second"
+
+
+def test_ranks_that_do_not_start_fail_their_cells_once_and_other_degrees_run() -> None:
+    starts = []
+
+    def start(cp: int) -> Broken:
+        starts.append(cp)
+        if cp == 2:
+            raise WorkerError(Failure.TIMEOUT, 0, "no answer")
+        return Broken([measured_cell.Refusal("ran")])
+
+    cells = [CELL, replace(CELL, batch=3), replace(CELL, cp=3)]
+    records = list(measure_cells(cells, FEW, Crews(start)))
+    assert starts == [2, 3]
+    assert [r["reason"] for r in records[:2]] == ["2 ranks did not start: rank 0: no answer"] * 2
+    assert records[2]["reason"] == "ran"
+
+
+def test_degrees_that_cannot_run_here_are_skipped_with_the_reason() -> None:
+    (record,) = measure_cells([replace(CELL, cp=7)], FEW, Crews(lambda _: Broken([]), most=4))
+    assert (record["status"], record["reason"]) == (
+        Status.SKIPPED,
+        "7 ranks are more than the 4 that can run here",
+    )
+
+
+def test_a_wrong_result_is_an_error_that_says_how_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_cell, "limit", lambda *_, **__: 0.0)
+    (record,) = measure_cells([CELL], FEW)
+    assert record["status"] == Status.ERROR
+    assert "the result is off" in str(record["reason"])
+    assert record["max_rel_error"]["out"] > 0
+
+
+def test_bytes_that_differ_from_the_plan_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_cell, "planned_traffic", lambda _: ({0: 7}, {}))
+    (record,) = measure_cells([CELL], FEW)
+    assert record["status"] == Status.ERROR
+    assert "the plan says (7, 0)" in str(record["reason"]), record
+    assert "Traceback" in str(record["traceback"])
+
+
+def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
+    limits = replace(FEW, memory_bytes=2 * 2**30)
+    size = 33 * 29 * 29
+    assert measured_cell.oracle_bytes(CELL) == size
+    ranks = [RankSample((0.5, 0.25), 0.1, 0, "", {}) for _ in range(1)]
+    lone = replace(CELL, cp=1, seqlen_q=2**13, seqlen_kv=2**13)
+    (record,) = measure_cells([lone], limits, Crews(lambda _: Broken(ranks)))
+    assert record["status"] == Status.OK
+    assert record["max_rel_error"] is None
+    assert "not judged" in str(record["reason"])
+
+
+def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no bandwidth")
+
+    cell = replace(CELL, transport=Where.SIMULATED, cluster="h100-1x8")
+    monkeypatch.setattr(simulate_cells, "ledger", fail)
+    (record,) = simulate_cells.simulate_cells([cell], jobs=1)
+    assert (record["status"], record["reason"]) == (
+        Status.ERROR,
+        "internal error, ZeroDivisionError: no bandwidth",
+    )
+    assert "in fail" in str(record["traceback"])
+
+
+def test_more_ranks_than_the_cluster_has_are_illegal_with_the_reason() -> None:
+    cell = replace(CELL, cp=9, transport=Where.SIMULATED, cluster="h100-1x8")
+    (record,) = simulate_cells.simulate_cells([cell], jobs=1)
+    assert record["status"] == Status.ILLEGAL
+    assert "9" in str(record["reason"])
+
+
+def test_resuming_skips_what_is_done_and_retries_what_failed() -> None:
+    cells = [replace(CELL, batch=b) for b in range(1, 8)]
+    records = [
+        {"config_hash": cell.hash, "status": status.value}
+        for cell, status in zip(cells, Status, strict=False)
+    ]
+    left = pending(cells, records)
+    again = {Status.OOM, Status.TIMEOUT, Status.ERROR, Status.SKIPPED}
+    assert left == [
+        cell
+        for cell, status in zip(cells, [*Status, None], strict=False)
+        if status is None or status in again
+    ]
+
+
+def test_the_newest_record_of_a_cell_counts() -> None:
+    other = replace(CELL, batch=3)
+    old, new = ({"config_hash": CELL.hash, "status": s} for s in ("error", "ok"))
+    third: Record = {"config_hash": other.hash, "status": "ok"}
+    assert sweep.in_order([other, CELL], [old, third, new]) == [third, new]
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "value"),
+    [((3.0,), 0.2, 3.0), ((0.0, 10.0), 0.2, 2.0), ((0.0, 1.0, 2.0, 3.0, 4.0), 0.8, 3.2)],
+)
+def test_quantiles_lie_between_the_samples(
+    samples: tuple[float, ...], share: float, value: float
+) -> None:
+    assert quantile(samples, share) == pytest.approx(value)
+
+
+# Whole sweeps, killed and interrupted -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The cells of the small sweep."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    done = sweeps.run("sweep", *sweeps.SIMULATED, "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    return sorted(sweeps.kept(folder))
+
+
+def killed_then_resumed(folder: Path, wait_s: float) -> int:
+    """Kill a sweep after a while, go on with it, and return how many records the kill left."""
+    process = sweeps.start("sweep", *sweeps.SIMULATED, "-o", str(folder), "--jobs", "2")
+    time.sleep(wait_s)
+    children = psutil.Process(process.pid).children(recursive=True)
+    sweeps.kill(process)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    before = sweeps.kept(folder)
+    done = sweeps.run("sweep", *sweeps.SIMULATED, "-o", str(folder), "--jobs", "2", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert sweeps.kept(folder)[: len(before)] == before
+    return len(before)
+
+
+def moments(times: int) -> Iterator[float]:
+    """Random moments of a sweep, from before its first record to after its last."""
+    chance = random.Random()
+    for _ in range(times):
+        yield chance.uniform(0.2, 4.0)
+
+
+def test_a_sweep_killed_at_any_moment_loses_doubles_and_tears_nothing(
+    tmp_path: Path, expected: list[str]
+) -> None:
+    for number, wait_s in enumerate(moments(3)):
+        folder = tmp_path / str(number)
+        killed_then_resumed(folder, wait_s)
+        assert sorted(sweeps.kept(folder)) == expected, wait_s
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_at_thirty_moments_loses_doubles_and_tears_nothing(
+    tmp_path: Path, expected: list[str]
+) -> None:
+    left = set()
+    for number, wait_s in enumerate(moments(30)):
+        folder = tmp_path / str(number)
+        left.add(killed_then_resumed(folder, wait_s))
+        assert sorted(sweeps.kept(folder)) == expected, wait_s
+    assert len(left) > 3  # the moments did differ
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_ctrl_c_and_sigterm_keep_what_is_done_and_leave_no_process(
+    number: int, status: int, said: str, tmp_path: Path, expected: list[str]
+) -> None:
+    folder = tmp_path / "out"
+    slow = (*sweeps.SIMULATED, "--seqlen", "96,160,1m", "--cp", "2,3,40")
+    process = sweeps.start("sweep", *slow, "-o", str(folder), "--jobs", "2")
+    deadline = time.monotonic() + 60
+    while sweeps.lines(folder) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    if number == signal.SIGTERM:  # as `timeout` does: to the command, then to its whole group
+        os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (
+        status,
+        f"sweep: {said}; what was done is kept",
+    )
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    assert len(sweeps.kept(folder)) >= 2
+    assert (folder / "summary.csv").exists()
+    done = sweeps.run("sweep", *sweeps.SIMULATED, "-o", str(folder), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert set(expected) <= set(sweeps.kept(folder))
+    assert len(set(sweeps.kept(folder))) == len(sweeps.kept(folder))
+
+
+def test_a_second_sweep_into_a_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ResultFolder(tmp_path):
+        assert cli.main(["sweep", *sweeps.SIMULATED, "-o", str(tmp_path), "--resume"]) == 1
+    assert "another run" in capsys.readouterr().err
+    assert read_records(tmp_path) == []
