@@ -1,5 +1,36 @@
-"""The harness: plans, their proof, and their four consumers (execute, simulate, print, save).
+"""The harness: plans, their proof, and what is done with them.
 
-`harness` sits both below the strategies (problem, sharding, plan, build) and above them (execute,
-simulate, results, cli). The import contract in pyproject.toml keeps the two halves apart.
+A folder imports folders of lower floors only; folders of one floor never import one another.
+The import contracts in pyproject.toml keep it so. The top-level packages `patterns` (floor 0: who
+attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
+
+| floor | folder      | what it holds                                                              |
+|-------|-------------|----------------------------------------------------------------------------|
+| 14    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
+| 13    | calibrate   | measure this machine and write it down as a cluster                        |
+| 12    | measure     | run cells on real ranks and time them                                      |
+| 12    | fit         | fit a calibration to tables of measurements                                |
+| 10    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
+| 10    | sweep       | suites of cells, and the simulation of those that are simulated            |
+| 10    | reproduce   | published figures beside ours                                              |
+| 9     | attention   | context parallelism for a user's own model                                 |
+| 9     | explain     | is a configuration supported? volumes, and what is legal nearby            |
+| 9     | prepare     | from a strategy's name and a problem to proved plans, kept for reuse       |
+| 9     | report      | from records to tables and summaries                                       |
+| 9     | training    | a model's training step: memory, longest context, seconds                  |
+| 8     | strategies  | planners: who computes what and who sends what, one short file each        |
+| 7     | schedule    | passes from plan to plan: fuse, batch, collectives, order                  |
+| 7     | peers       | adapters that run other projects' context parallelism on our inputs        |
+| 6     | planning    | what strategies are written with: builder, rings, all-to-alls, layers      |
+| 6     | simulate    | seconds of a plan on a cluster                                             |
+| 6     | oracle      | dense attention in float64, inputs, and the one tolerance                  |
+| 6     | records     | what a cell is called and what it came to                                  |
+| 5     | cluster     | machines: datasheets and calibrations                                      |
+| 5     | verify      | the proof that a plan computes attention                                   |
+| 5     | memory      | bytes that a plan holds on each rank                                       |
+| 5     | execute     | plans on tensors: kernels, transports, the interpreter                     |
+| 4     | plan        | the plan: problem, tasks, chunks, heads, readiness, kernel calls           |
+| 4     | ranks       | processes: a team on this machine, or the ranks of a launcher              |
+| 3     | base        | files, numbers, caches, workers                                            |
+| 2     | errors      | public exceptions                                                          |
 """

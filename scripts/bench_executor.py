@@ -22,11 +22,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.check.cell import inputs_of, start
+from harness.check.cell import start
 from harness.commands.arguments import choice, count, dtype, heads, length, listed
 from harness.execute import kernels, transport
 from harness.execute.interpreter import execute
 from harness.execute.transport import GroupTransport
+from harness.oracle.reference import inputs_of
 from harness.plan.problem import Direction, Dtype
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Member, Team

@@ -29,8 +29,8 @@ from harness.execute.kernel_floor import kernel_calls
 from harness.measure.cells import quantile
 from harness.oracle.inputs import make_inputs
 from harness.peers.run import adapted, shards_of
-from harness.plan.plan import Tensor
 from harness.plan.problem import Dtype, Problem
+from harness.plan.tasks import Tensor
 from harness.planning.peers import peer, refuse
 from harness.prepare.verified_plans import planned
 from harness.ranks.team import Member, Team

@@ -13,7 +13,8 @@ from math import exp, log
 from typing import NamedTuple
 
 from harness.base.workers import spread
-from harness.cluster.presets import Cluster, cluster
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import cluster
 from harness.commands.arguments import count, length
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction

@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.check.cell import inputs_of, planned_traffic, start
+from harness.check.cell import planned_traffic, start
 from harness.commands.arguments import count, dtype, heads, length, listed
 from harness.execute.interpreter import execute
 from harness.execute.kernel_floor import kernel_calls
 from harness.execute.transport import GroupTransport
 from harness.measure.cells import quantile
+from harness.oracle.reference import inputs_of
 from harness.plan.problem import Dtype
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Member, Team

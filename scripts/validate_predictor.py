@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--without", choices=sorted(ALL), action="append", default=[])
     parser.add_argument("--noisy", action="store_true", help="keep UltraAttn times under 0.3 ms")
     parser.add_argument("--holdout", action="store_true", help="only shapes that were not fitted")
-    parser.add_argument("--write-errors", action="store_true", help="into harness/cluster/calibrations")
+    parser.add_argument(
+        "--write-errors", action="store_true", help="into harness/cluster/calibrations"
+    )
     parser.add_argument("--ablation", action="store_true", help="effects off, one by one")
     parser.add_argument("--most", type=int, default=0, help="rows of a set; 0 is all")
     args = parser.parse_args()

@@ -19,9 +19,10 @@ order, because no reduce-scatter can add them.
 from dataclasses import replace
 
 from harness.errors import UnsupportedError
-from harness.plan.plan import GATHERED, Plan
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
+from harness.plan.tasks import GATHERED
 from harness.planning.block_transfers import Errands, Move
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.strategy import Context, Options, Strategy

@@ -20,10 +20,10 @@ from torch import Tensor
 
 import strategies
 from harness.attention.parallel import Everything, run_all
-from harness.execute.interpreter import DTYPES
+from harness.execute.dtypes import DTYPES
 from harness.oracle.tolerance import Tolerance, Verdict, calibrate, judge
-from harness.plan.plan import Scope
 from harness.plan.problem import Dtype, Problem
+from harness.plan.tasks import Scope
 from harness.records.config import Config
 from patterns import make_pattern
 

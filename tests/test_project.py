@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import harness
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("patterns", "strategies", "harness")
 TORCH_FREE = ("patterns", "strategies")
@@ -30,7 +32,7 @@ REGISTRY_HOST = re.compile("|".join(rf"{name}\.{rest}" for name, rest in REGISTR
 RUNS_WHAT_IT_READS = frozenset(
     ("cloudpickle", "cPickle", "dill", "_pickle", "jsonpickle", "marshal", "pickle", "shelve")
 )
-SENDS_FUNCTIONS = {"harness/launch.py": {"pickle"}}
+SENDS_FUNCTIONS = {"harness/ranks/launch.py": {"pickle"}}
 
 # Imports sys.argv[1] where flash_attn cannot be imported, and prints each trace that it left.
 # Warning filters are not looked at: importing numpy changes them.
@@ -158,6 +160,20 @@ def test_nothing_is_read_in_a_form_that_can_run_code() -> None:
         if unsafe := imported(ast.parse(path.read_text())) & RUNS_WHAT_IT_READS:
             found[path.relative_to(ROOT).as_posix()] = unsafe
     assert found == SENDS_FUNCTIONS
+
+
+def test_every_folder_of_the_harness_stands_on_a_floor() -> None:
+    """A new folder is put into the layers contract, and onto the map in the package's docstring."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    layers = tools["importlinter"]["contracts"][0]["layers"]
+    placed = {name.strip() for layer in layers for name in layer.split("|")}
+    folders = {path.parent.name for path in (ROOT / "harness").glob("*/__init__.py")}
+    assert {f"harness.{name}" for name in folders} - placed == set()
+    assert len(folders) > 20
+    drawn = set(re.findall(r"^\| \d+ +\| (\w+)", harness.__doc__ or "", flags=re.M))
+    assert drawn == folders | {"strategies", "errors"}
+    fullest = max(len(list((ROOT / "harness" / name).glob("*.py"))) for name in folders)
+    assert fullest <= 20
 
 
 def readme_commands() -> list[list[str]]:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from harness.errors import PlanError, UnsupportedError
 from harness.execute.interpreter import Run, execute
 from harness.execute.transport import GroupTransport, LocalTransport, Transport
-from harness.plan.plan import Resident
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sharding import Sharding
 from harness.plan.sizes import traffic
+from harness.plan.tasks import Resident
 from harness.planning.strategy import Chosen, Context
 from harness.verify.proof import verify
 

@@ -21,13 +21,13 @@ import torch
 from harness.attention.agreement import check_device, run_plan, transport_of
 from harness.attention.parallel import Call, ContextParallel, place_in
 from harness.errors import UnsupportedError
-from harness.execute.interpreter import DTYPES
 from harness.plan.heads import members
-from harness.plan.plan import FINISHED, Place, Plan, Resident, Tensor
-from harness.plan.problem import Direction, Problem
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import FINISHED, Place, Resident, Tensor
 from harness.planning.layer import WEIGHT_GRADS, WEIGHTS
 
-_DTYPE_OF = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
+_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
 
 
 def attention_layer(

@@ -36,17 +36,17 @@ from harness.attention.agreement import (
 )
 from harness.errors import UnsupportedError
 from harness.execute import shards
-from harness.execute.interpreter import DTYPES
 from harness.execute.transport import LocalTransport, Transport
 from harness.plan import heads as head_sets
-from harness.plan.plan import Piece, Place, Plan, Resident, Tensor
-from harness.plan.problem import Direction, Problem
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.sharding import Sharding
+from harness.plan.tasks import Piece, Place, Resident, Tensor
 from harness.planning.strategy import Chosen, Context
 from patterns import Pattern, make_pattern
 
-_DTYPE_OF = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
+_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

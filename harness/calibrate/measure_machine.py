@@ -17,7 +17,6 @@ import torch.distributed as dist
 from harness.base.environment import cpu_model
 from harness.base.workers import cores
 from harness.execute import kernels
-from harness.execute.interpreter import DTYPES
 from harness.fit.this_machine import Figures, Shape
 from harness.measure.cell import RankSample, rank_job
 from harness.plan.masks import Mask, MaskKind
@@ -172,7 +171,9 @@ def _precision_times(member: Member) -> dict[Dtype, float]:
     del member
     shape = Shape(1024, 1024, heads=2, head_dim=64, causal=False)
     timed = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
-    return _timed({each: _call(shape, "forward", DTYPES[each]) for each in timed}, _REPEATS)
+    return _timed(
+        {each: _call(shape, "forward", getattr(torch, each.value)) for each in timed}, _REPEATS
+    )
 
 
 def _message_times(member: Member, way: str) -> dict[int, float]:

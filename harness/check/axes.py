@@ -8,8 +8,8 @@ from math import prod
 
 from harness.check.pairwise import Together, covering
 from harness.errors import UnsupportedError
-from harness.plan.plan import Scope
 from harness.plan.problem import Dtype
+from harness.plan.tasks import Scope
 from harness.planning.peers import is_peer
 from harness.records.config import Config
 from strategies import EVERY_STRATEGY, STRATEGIES, quick, strategy, upipe

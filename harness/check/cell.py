@@ -9,9 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
 
-import numpy as np
 import torch
 
 from harness.errors import PlanError, UnsupportedError, told
@@ -20,38 +18,19 @@ from harness.execute.interpreter import Run, execute
 from harness.execute.shards import collect, initial_inputs
 from harness.execute.transport import GroupTransport, LocalTransport, Traffic, Transport
 from harness.memory.ledger import ledger
-from harness.oracle import layer
-from harness.oracle.inputs import make_inputs
-from harness.oracle.tolerance import Tolerance, calibrate, errors, limit
-from harness.plan.plan import FINISHED, Memory, Place, Plan, Resident, Tensor
-from harness.plan.problem import Direction, Dtype, Problem
+from harness.oracle.reference import inputs_of, reference_of, results_of
+from harness.oracle.tolerance import Tolerance, errors, limit
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Program
 from harness.plan.sizes import traffic
+from harness.plan.tasks import FINISHED, Memory, Place, Resident, Tensor
 from harness.prepare.verified_plans import Planned, partial_results, planned, roundings_sent
 from harness.ranks.team import Member
 from harness.records.config import Config, Where
-from patterns.pattern import Pattern
 
 SEEDS = (0, 1, 2)
 """Inputs that a lower-precision cell is judged on; float64 needs only the first."""
-
-RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
-    Direction.FORWARD: (("out", Tensor.OUT), ("lse", Tensor.LSE)),
-    Direction.BACKWARD: (("dq", Tensor.DQ), ("dk", Tensor.DK), ("dv", Tensor.DV)),
-}
-
-
-def results_of(problem: Problem, direction: Direction) -> tuple[tuple[str, Tensor], ...]:
-    """Names of what a direction is judged on."""
-    return (RESULTS if problem.hidden is None else layer.RESULTS)[direction]
-
-
-def inputs_of(
-    problem: Problem, seed: int, device: torch.device | None = None
-) -> dict[Tensor, torch.Tensor]:
-    """Global inputs of attention or of a layer."""
-    make = make_inputs if problem.hidden is None else layer.make_layer_inputs
-    return make(problem, seed, device)
 
 
 class Status(StrEnum):
@@ -199,23 +178,6 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
         {rank: size for rank, size in enumerate(side) if size} for side in traffic(plan)
     )
     return sent, received
-
-
-@lru_cache(maxsize=8)
-def reference_of(problem: Problem, seed: int) -> Tolerance:
-    """Run the oracle; strategies and degrees of one problem share it."""
-    tensors = inputs_of(problem, seed)
-    mask = allowed_mask(problem.pattern)
-    if problem.hidden is not None:
-        return layer.layer_reference(problem, tensors, mask)
-    q, k, v, dout = (tensors[t] for t in (Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT))
-    return calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
-
-
-def allowed_mask(pattern: Pattern) -> torch.Tensor:
-    """Dense mask for the oracle, from the pattern's own definition."""
-    q, kv = np.arange(pattern.seqlen_q), np.arange(pattern.seqlen_kv)
-    return torch.from_numpy(pattern.allowed(q, kv))
 
 
 def check(

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from harness.base import numbers
 from harness.base.numbers import received, whole
-from harness.cluster.presets import CLUSTERS, DEFAULT, Runtime
-from harness.plan.plan import Scope
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import CLUSTERS, DEFAULT
 from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
+from harness.plan.tasks import Scope
 from harness.records import defaults
 from harness.report.format import short
 from harness.training import models

@@ -29,8 +29,8 @@ from harness.commands.arguments import (
     written,
 )
 from harness.commands.progress import Live, Output
-from harness.plan.plan import Scope
 from harness.plan.problem import Dtype
+from harness.plan.tasks import Scope
 from harness.planning.peers import expanded, is_peer
 from harness.records.config import Config, Where
 from harness.records.store import Record, ResultFile

@@ -14,8 +14,8 @@ from rich.text import Text
 from harness.cluster.presets import CLUSTERS
 from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
-from harness.plan.plan import Scope
 from harness.plan.problem import Dtype
+from harness.plan.tasks import Scope
 from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
 from harness.planning.peers import PEERS
 from harness.planning.strategy import ALIASES, Options, accepted

@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from harness.base.files import write_whole
-from harness.cluster.presets import DEFAULT, Cluster, cluster
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import DEFAULT, cluster, require
 from harness.commands.arguments import (
     Help,
     add_cluster,
@@ -32,13 +33,15 @@ from harness.commands.plan_show import print_blocks
 from harness.commands.progress import wrapped
 from harness.errors import PlanError
 from harness.memory.ledger import ledger
-from harness.plan.plan import Plan, Tile, from_json, to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction
+from harness.plan.reader import from_json
 from harness.plan.residency import Program
 from harness.plan.sizes import traffic
+from harness.plan.tasks import Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
-from harness.records.defaults import named
+from harness.report.format import named
 from harness.simulate.simulator import simulate
 from harness.simulate.trace import gantt, kind_of
 from harness.verify.proof import verify
@@ -151,7 +154,7 @@ def _context(args: argparse.Namespace) -> Context:
 
 def _machine(args: argparse.Namespace, plan: Plan) -> Cluster:
     machine = cluster(args.cluster)
-    machine.require(plan.problem.cp)
+    require(machine, plan.problem.cp)
     return machine
 
 

@@ -5,7 +5,8 @@ import json
 import sys
 
 from harness.cluster.effects import ALL, SAID, Effect
-from harness.cluster.presets import CLUSTERS, Cluster, Runtime, cluster
+from harness.cluster.machine import Cluster, Runtime
+from harness.cluster.presets import CLUSTERS, cluster, require
 from harness.commands.arguments import (
     Help,
     add_plan,
@@ -19,7 +20,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.plan.residency import Program, without_collection
 from harness.prepare.planner_context import context_on
-from harness.records.defaults import named
+from harness.report.format import named
 from harness.simulate.calibrated import pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
 from harness.verify.proof import verify
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict one plan."""
     problem, direction = problem_of(args), Direction(args.direction)
     machine = cluster(args.cluster)
-    machine.require(problem.cp)
+    require(machine, problem.cp)
     with without_collection():
         program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
         body = _predict(program, machine, args.runtime, explain=args.explain)

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.base.workers import cores
-from harness.cluster.presets import CLUSTERS, Runtime, cluster
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import CLUSTERS, cluster
 from harness.commands.arguments import (
     Help,
     choice,
@@ -28,8 +29,8 @@ from harness.commands.arguments import (
 )
 from harness.commands.progress import Live, Output
 from harness.measure.cells import Crews, Limits, in_order, latest, measure_cells, pending
-from harness.plan.plan import Scope
 from harness.plan.problem import Direction
+from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
 from harness.records.cell import Status, known
 from harness.records.config import Config, Where

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from harness.base.files import write_whole
-from harness.cluster.presets import cluster
+from harness.cluster.presets import cluster, require
 from harness.commands.arguments import (
     Help,
     add_plan,
@@ -30,7 +30,7 @@ from harness.plan.problem import Direction, Problem
 from harness.prepare.planner_context import context_on
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
-from harness.records.defaults import named
+from harness.report.format import named
 from harness.simulate.bounds import Bounds, bounds, problem_bound_s
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Dispatch
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeout is not None:
         raise ValueError(f"--timeout ({args.timeout}) is of a run here; add --measured")
     machine, runtime = cluster(args.cluster), args.runtime
-    machine.require(problem.cp)
+    require(machine, problem.cp)
     program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
     trace = simulate(
         program,

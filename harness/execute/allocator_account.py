@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.plan.plan import Memory, Place
+from harness.plan.tasks import Memory, Place
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations

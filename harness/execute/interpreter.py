@@ -23,7 +23,11 @@ from harness.execute import kernels, projections
 from harness.execute.transport import Handle, Transport
 from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import Call, lower
-from harness.plan.plan import (
+from harness.plan.problem import Direction
+from harness.plan.residency import Access, Program, Segment, Step
+from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
+from harness.plan.slices import Cut, Range, head_runs, positions, runs
+from harness.plan.tasks import (
     Collective,
     Delta,
     Finish,
@@ -44,17 +48,6 @@ from harness.plan.plan import (
     legs_of,
     ranks_of,
 )
-from harness.plan.problem import Direction, Dtype
-from harness.plan.residency import Access, Program, Segment, Step
-from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
-from harness.plan.slices import Cut, Range, head_runs, positions, runs
-
-DTYPES: Mapping[Dtype, torch.dtype] = {
-    Dtype.FLOAT64: torch.float64,
-    Dtype.FLOAT32: torch.float32,
-    Dtype.BFLOAT16: torch.bfloat16,
-    Dtype.FLOAT16: torch.float16,
-}
 
 
 class Span(NamedTuple):
@@ -189,7 +182,7 @@ class _Interpreter:
         self.problem = program.plan.problem
         self.transport = transport
         self.local = frozenset(transport.ranks)
-        self.dtype = DTYPES[self.problem.dtype]
+        self.dtype = getattr(torch, self.problem.dtype.value)
         self.acc = kernels.accumulator_dtype(self.dtype)
         self.timed = timed
         self.watch: Watch = watch or _Nobody()

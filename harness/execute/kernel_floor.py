@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from harness.execute import kernels
-from harness.execute.interpreter import DTYPES
 from harness.plan.kernel_calls import Call, lower
-from harness.plan.plan import Tile
 from harness.plan.problem import Direction
 from harness.plan.residency import Program
 from harness.plan.slices import Cut, head_runs
+from harness.plan.tasks import Tile
 
 
 def kernel_calls(program: Program, rank: int) -> Callable[[], None]:
@@ -66,7 +65,9 @@ def _call(
         )
         draw = torch.Generator().manual_seed(0)
         given[shape] = tuple(
-            torch.randn(problem.batch, *size, generator=draw).to(DTYPES[problem.dtype])
+            torch.randn(problem.batch, *size, generator=draw).to(
+                getattr(torch, problem.dtype.value)
+            )
             for size in sizes
         )
     q, k, v, dout = given[shape]

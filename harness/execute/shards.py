@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from harness.plan import heads as head_sets
-from harness.plan.plan import Piece, Plan, Resident, Tensor
+from harness.plan.plan import Plan
 from harness.plan.sharding import Sharding
 from harness.plan.sizes import batch_of
+from harness.plan.tasks import Piece, Resident, Tensor
 
 
 def shard(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.Tensor:

@@ -15,10 +15,11 @@ from harness.explain.overlap_rule import Hiding, hidings
 from harness.memory.counting import ALGORITHM
 from harness.memory.ledger import ledger
 from harness.plan import imbalance
-from harness.plan.plan import Plan, Tensor, Tile, Transfer
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem, spelled
 from harness.plan.residency import Program
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Tensor, Tile, Transfer
 from harness.planning.strategy import Chosen, Context
 from harness.verify.proof import verify
 from strategies import STRATEGIES, usp

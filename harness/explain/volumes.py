@@ -24,9 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.plan.plan import Linear, LinearOp, Plan, legs_of
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sizes import leg_bytes, linear_flops, traffic
+from harness.plan.tasks import Linear, LinearOp, legs_of
 from harness.planning.strategy import Chosen
 
 

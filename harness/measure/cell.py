@@ -9,23 +9,22 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 
-from harness.check.cell import allowed_mask, ends_as, inputs_of, planned_traffic, results_of, start
+from harness.check.cell import ends_as, planned_traffic, start
 from harness.errors import UnsupportedError
 from harness.execute.interpreter import Span, execute
 from harness.execute.shards import collect
 from harness.execute.transport import GroupTransport
 from harness.memory.ledger import peaks
-from harness.oracle.layer import layer_reference
-from harness.oracle.tolerance import Tolerance, calibrate, errors, limit
-from harness.plan import heads as head_sets
-from harness.plan.plan import Plan, Resident, Tensor
+from harness.oracle.reference import inputs_of, reference_of, results_of
+from harness.oracle.tolerance import Tolerance, errors, limit
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
+from harness.plan.tasks import Resident, Tensor
 from harness.prepare.verified_plans import partial_results, planned_for, roundings_sent
 from harness.ranks.team import Member
 from harness.records.config import Config, Where
@@ -188,6 +187,24 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     )
 
 
+def whole_heads(problem: Problem) -> int | None:
+    """KV heads that a measured cell is judged on; None: all, as the oracle is quick enough."""
+    return 1 if problem.hidden is None and problem.seqlen_q > _WHOLE_TOKENS else None
+
+
+def judged_part(problem: Problem, tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The heads of a result that a measured cell is judged on."""
+    kv = whole_heads(problem)
+    if kv is None:
+        return value
+    return value[:, : kv if tensor.on_kv else kv * problem.group]
+
+
+def reference_for(problem: Problem) -> Tolerance:
+    """The oracle's answer on the heads that a measured cell is judged on."""
+    return reference_of(replace(problem, cp=1), _SEED, whole_heads(problem))
+
+
 def _verdict(
     config: Config, program: Program, ranks: Sequence[RankSample]
 ) -> tuple[dict[str, float], bool]:
@@ -195,34 +212,15 @@ def _verdict(
     results: dict[Resident, torch.Tensor] = {}
     for rank in ranks:
         results |= rank.results
-    reference, whole = reference_of(replace(config.problem, cp=1))
+    problem = config.problem
+    reference = reference_for(problem)
     found = {}
-    for name, tensor in results_of(config.problem, config.direction):
+    for name, tensor in results_of(problem, config.direction):
         if tensor is not Tensor.LSE:
             value = collect(program.plan, results, ends_as(program.plan, tensor))
-            heads = None if whole is None else whole[1] if tensor.on_kv else whole[0]
-            found[name] = value if heads is None else value[:, heads]
+            found[name] = judged_part(problem, tensor, value)
     error = errors(found, reference)
     merges = partial_results(program) - 1
     sent = roundings_sent(program)
     most = {name: limit(name, reference, merges=merges, sent=sent) for name in error}
     return error, all(error[name] <= most[name] for name in error)
-
-
-@lru_cache(maxsize=4)
-def reference_of(problem: Problem) -> tuple[Tolerance, tuple[list[int], list[int]] | None]:
-    """Run the oracle on all heads, or on one KV head and its group where that would take long.
-
-    Of a layer no part can be judged alone: all heads are in y.
-    """
-    tensors = inputs_of(problem, _SEED)
-    if problem.hidden is not None:
-        return layer_reference(problem, tensors, allowed_mask(problem.pattern)), None
-    kv = 1 if problem.seqlen_q > _WHOLE_TOKENS else problem.heads_kv
-    q_heads = list(head_sets.members(head_sets.span(0, kv * problem.group)))
-    kv_heads = list(range(kv))
-    q, dout = (tensors[tensor][:, q_heads] for tensor in (Tensor.Q, Tensor.DOUT))
-    k, v = (tensors[tensor][:, kv_heads] for tensor in (Tensor.K, Tensor.V))
-    mask = allowed_mask(problem.pattern)
-    reference = calibrate(q, k, v, mask, scale=problem.softmax_scale, dout=dout)
-    return reference, (q_heads, kv_heads)

@@ -9,7 +9,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import psutil
 
 from harness.base.environment import environment
-from harness.check.peers import errors_of
 from harness.errors import told
 from harness.measure.cell import (
     ITERATIONS,
@@ -20,6 +19,7 @@ from harness.measure.cell import (
     oracle_bytes,
     rank_job,
 )
+from harness.measure.peers import errors_of
 from harness.peers.run import PeerRun, peer_job, refusal
 from harness.plan.imbalance import imbalance_total
 from harness.plan.plan import Plan

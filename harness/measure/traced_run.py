@@ -6,9 +6,9 @@ from harness.base.environment import cpu_model
 from harness.measure.cell import RankSample, rank_job
 from harness.measure.cells import Crew
 from harness.memory.ledger import ledger
-from harness.plan.plan import Tile
 from harness.plan.problem import Direction
 from harness.plan.sizes import tile_flops
+from harness.plan.tasks import Tile
 from harness.prepare.verified_plans import planned_for
 from harness.records.config import Config
 from harness.simulate.trace import Trace, measured_trace

@@ -31,7 +31,19 @@ from typing import NamedTuple
 from harness.memory.counting import ALGORITHM, EXECUTOR, Counting, Use
 from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import lower
-from harness.plan.plan import (
+from harness.plan.problem import Direction
+from harness.plan.residency import Access, Program, Segment, Step
+from harness.plan.sizes import (
+    batch_of,
+    element_bytes,
+    is_per_row,
+    is_rounded,
+    piece_bytes,
+    width,
+    wire_bytes,
+)
+from harness.plan.slices import Cut, Range, head_runs, positions, runs
+from harness.plan.tasks import (
     GATHERED,
     Collective,
     Delta,
@@ -48,18 +60,6 @@ from harness.plan.plan import (
     Transfer,
     legs_of,
 )
-from harness.plan.problem import Direction
-from harness.plan.residency import Access, Program, Segment, Step
-from harness.plan.sizes import (
-    batch_of,
-    element_bytes,
-    is_per_row,
-    is_rounded,
-    piece_bytes,
-    width,
-    wire_bytes,
-)
-from harness.plan.slices import Cut, Range, head_runs, positions, runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.check.cell import inputs_of
 from harness.errors import UnsupportedError
+from harness.oracle.reference import inputs_of
 from harness.peers import ring_flash_attn, yunchang
 from harness.peers.adapter import Local
-from harness.plan.plan import Tensor
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import Tensor
 from harness.planning.peers import ChosenPeer, peer, refuse
 from harness.ranks.team import Member
 from harness.records.config import Config, Where

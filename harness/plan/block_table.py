@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.plan.plan import Plan, Tensor, Tile
+from harness.plan.plan import Plan
 from harness.plan.sizes import traffic
+from harness.plan.tasks import Tensor, Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

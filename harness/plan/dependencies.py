@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
-from harness.plan.plan import Mode, Place, Plan, Task, Tensor, effects
+from harness.plan.plan import Plan
 from harness.plan.residency import Program, Residency, program_of, without_collection
-from harness.planning.builder import linked
+from harness.plan.tasks import Mode, Place, Resident, Task, Tensor, effects, ordered
 
 Cell = tuple[Place, Tensor, int, int]
 """(place, tensor, version, chunk)."""
@@ -146,3 +146,9 @@ def topological(before: Sequence[Iterable[int]], keys: Sequence[tuple[float, ...
     if len(order) < len(waits):
         raise ValueError(f"topological: {len(waits) - len(order)} items wait for one another")
     return order
+
+
+def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Give every task the edges that the readiness rule asks for; its own are replaced."""
+    residency = Residency(tuple(initial))
+    return tuple(ordered(task, residency.requires(index, task)) for index, task in enumerate(tasks))

@@ -4,7 +4,9 @@ The work of a tile is its unmasked (query, key) pairs times its query heads. Ker
 transfers and merges are left out; the simulator has them.
 """
 
-from harness.plan.plan import Plan, Tile, steps_of
+from harness.plan.grid import steps_of
+from harness.plan.plan import Plan
+from harness.plan.tasks import Tile
 
 
 def work_by_rank(plan: Plan) -> tuple[int, ...]:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import CycleError, MisfitError, OrderError, PlanError, UnorderedError
-from harness.plan.plan import Plan, from_json, grid, legs_of, ranks_of, to_json
+from harness.plan.grid import grid
+from harness.plan.plan import Plan, to_json
+from harness.plan.reader import from_json
+from harness.plan.tasks import legs_of, ranks_of
 
 _GRID_RANKS = 8
 

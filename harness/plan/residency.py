@@ -16,13 +16,13 @@ from typing import NamedTuple
 from harness.errors import AbsentPieceError, OverwriteError
 from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import lower
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.tasks import (
     Finish,
     Merge,
     Mode,
     Piece,
     Place,
-    Plan,
     Resident,
     Task,
     Tensor,

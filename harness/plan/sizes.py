@@ -1,7 +1,8 @@
 """Bytes and flops of everything in a plan: the one place that knows them."""
 
-from harness.plan.plan import Leg, Linear, Piece, Place, Plan, Tensor, Tile, legs_of
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import Leg, Linear, Piece, Place, Tensor, Tile, legs_of
 
 _ACCUMULATED = frozenset(
     {Tensor.LSE, Tensor.DELTA} | {tensor for tensor in Tensor if tensor.is_part}

@@ -11,18 +11,9 @@ partial result goes home the same way, where the owner folds all that come back 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from harness.plan.plan import (
-    CollectiveKind,
-    Delta,
-    Leg,
-    Piece,
-    Place,
-    Plan,
-    Tensor,
-    Tile,
-    from_rank,
-)
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import CollectiveKind, Delta, Leg, Piece, Place, Tensor, Tile, from_rank
 from harness.planning.block_assignment import Allocation
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.planning.rings import finish_tokens, hold_tokens

@@ -4,13 +4,17 @@ A strategy says who holds what, and then tiles, sends and finishes. The builder 
 what the pattern needs, derives the edges from the one readiness rule, and numbers the tasks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import reduce
 from itertools import pairwise
 from operator import or_
 
 from harness.plan import heads as head_sets
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.residency import Residency
+from harness.plan.sharding import Sharding
+from harness.plan.tasks import (
     Collective,
     CollectiveKind,
     Finish,
@@ -18,7 +22,6 @@ from harness.plan.plan import (
     Merge,
     Piece,
     Place,
-    Plan,
     Resident,
     Task,
     Tensor,
@@ -26,9 +29,6 @@ from harness.plan.plan import (
     Transfer,
     ordered,
 )
-from harness.plan.problem import Direction, Problem
-from harness.plan.residency import Residency
-from harness.plan.sharding import Sharding
 
 KV = (Tensor.K, Tensor.V)
 OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
@@ -316,12 +316,6 @@ class PlanBuilder:
 def _among(all_of: Chunks, found: list[int]) -> Chunks:
     """What was found of some chunks, in their order; the very same value if that is all."""
     return all_of if len(found) == len(all_of) else tuple(found)
-
-
-def linked(initial: Sequence[Resident], tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Give every task the edges that the readiness rule asks for; its own are replaced."""
-    residency = Residency(tuple(initial))
-    return tuple(ordered(task, residency.requires(index, task)) for index, task in enumerate(tasks))
 
 
 def shard_both(problem: Problem, how: Callable[[int, int], Sharding]) -> tuple[Sharding, Sharding]:

@@ -10,23 +10,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from harness.plan.dependencies import resolved
-from harness.plan.plan import (
+from harness.plan.dependencies import linked, resolved
+from harness.plan.plan import Plan
+from harness.plan.residency import Residency
+from harness.plan.tasks import (
     Free,
     Leg,
     Memory,
     Mode,
     Piece,
     Place,
-    Plan,
     Resident,
     Task,
     Tensor,
     Transfer,
     effects,
 )
-from harness.plan.residency import Residency
-from harness.planning.builder import linked
 
 
 class Checkpoint(StrEnum):

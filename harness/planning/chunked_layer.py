@@ -5,8 +5,9 @@ A rank holds one part of queries and two of keys: those that it attends, and tho
 
 from collections.abc import Iterable
 
-from harness.plan.plan import GATHERED, NO_HEADS, Memory, Piece, Place, Plan, Tensor
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction
+from harness.plan.tasks import GATHERED, NO_HEADS, Memory, Piece, Place, Tensor
 from harness.planning.builder import KV, OUT_PARTS, Chunks, PlanBuilder, balanced_heads
 from harness.planning.layer_verbs import (
     add_gradients,

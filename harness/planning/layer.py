@@ -13,7 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.errors import UnsupportedError
 from harness.plan import heads as head_sets
-from harness.plan.plan import (
+from harness.plan.dependencies import linked
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import (
     GATHERED,
     NO_CHUNKS,
     NO_HEADS,
@@ -26,14 +29,11 @@ from harness.plan.plan import (
     Merge,
     Piece,
     Place,
-    Plan,
     Resident,
     Task,
     Tensor,
     from_rank,
 )
-from harness.plan.problem import Direction, Problem
-from harness.planning.builder import linked
 
 WEIGHTS = (Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O)
 WEIGHT_GRADS = (Tensor.DW_Q_PART, Tensor.DW_K_PART, Tensor.DW_V_PART, Tensor.DW_O_PART)

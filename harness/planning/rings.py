@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from harness.plan.plan import GATHERED, CollectiveKind, Leg, Piece, Place, Tensor, from_rank
 from harness.plan.problem import Direction
+from harness.plan.tasks import GATHERED, CollectiveKind, Leg, Piece, Place, Tensor, from_rank
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 
 Holder = tuple[int, int]

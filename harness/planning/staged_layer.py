@@ -7,18 +7,9 @@ What a stage brings stays as long as later stages need it.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.plan.plan import (
-    GATHERED,
-    NO_HEADS,
-    Free,
-    Piece,
-    Place,
-    Plan,
-    Tensor,
-    from_rank,
-    recomputed,
-)
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import GATHERED, NO_HEADS, Free, Piece, Place, Tensor, from_rank, recomputed
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.planning.layer_verbs import (
     add_gradients,

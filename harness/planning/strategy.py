@@ -6,12 +6,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness.base.numbers import received
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.errors import UnsupportedError
-from harness.plan.plan import Plan, Scope
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import without_collection
 from harness.plan.sharding import Placement
+from harness.plan.tasks import Scope
 from harness.planning.checkpoint import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.planning.layer import as_layer, check_layer, with_summed_gradients
 from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS, read_option

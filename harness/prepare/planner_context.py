@@ -5,7 +5,8 @@ from functools import lru_cache, partial
 
 from harness.base.workers import cores
 from harness.cluster.calibration import calibration
-from harness.cluster.presets import Cluster, measured
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import measured
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.planning.strategy import Context

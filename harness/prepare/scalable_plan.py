@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from harness.cluster.calibration import Calibration
 from harness.memory.ledger import peaks
 from harness.plan.imbalance import imbalance_lockstep, imbalance_total
-from harness.plan.plan import Plan, Scope, legs_of
+from harness.plan.plan import Plan
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes, traffic
+from harness.plan.tasks import Scope, legs_of
 from harness.records.config import Config
 from harness.simulate.calibrated import skeleton_on
 from harness.simulate.job_graph import Skeleton

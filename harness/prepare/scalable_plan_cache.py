@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harness.base.cache import keep, kept_by_this_code
 from harness.cluster.calibration import Calibration
-from harness.cluster.presets import Runtime, cluster
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import cluster
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
 from harness.prepare.scalable_plan import Structure, searches, structure

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from harness.plan.kernel_calls import lower
-from harness.plan.plan import Merge, Tensor, Tile
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
+from harness.plan.tasks import Merge, Tensor, Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_for
 from harness.records.config import Config

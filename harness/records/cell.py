@@ -7,8 +7,9 @@ from dataclasses import asdict, fields
 from enum import StrEnum
 from pathlib import Path
 
-from harness.plan.plan import Plan, Tile
+from harness.plan.plan import Plan
 from harness.plan.sizes import tile_flops
+from harness.plan.tasks import Tile
 from harness.records.config import Config, Where
 from harness.records.store import Record
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.cluster.presets import Runtime
-from harness.plan.plan import Scope
+from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Scope
 from patterns import file_of, make_pattern
 
 

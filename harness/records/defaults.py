@@ -1,7 +1,6 @@
 """The problem that every verb means where nothing else is said, and what names one in a heading."""
 
-from harness.plan.problem import Direction, Dtype, Problem
-from harness.report.format import short
+from harness.plan.problem import Dtype, Problem
 from patterns import make_pattern
 
 PATTERN = "causal"
@@ -36,17 +35,4 @@ def usual(pattern: str, cp: int, seqlen: int, heads_q: int, heads_kv: int = 0) -
         head_dim=HEAD_DIM,
         dtype=DTYPE,
         cp=cp,
-    )
-
-
-def named(strategy: str, problem: Problem, direction: Direction) -> str:
-    """Name one cell as a heading: all that decides a plan but for the cluster."""
-    tokens = short(problem.seqlen_q)
-    keys = f" keys={short(problem.seqlen_kv)}" if problem.seqlen_kv != problem.seqlen_q else ""
-    batch = f" B={problem.batch}" if problem.batch != 1 else ""
-    layer = f" layer hidden={problem.hidden}" if problem.hidden is not None else ""
-    return (
-        f"{strategy} {problem.pattern.text} cp={problem.cp} S={tokens}{keys}{batch}{layer} "
-        f"heads={problem.heads_q}/{problem.heads_kv} D={problem.head_dim} {problem.dtype.value} "
-        f"{direction.value}"
     )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 
+from harness.plan.problem import Direction, Problem
 from harness.records.cell import Status
 from harness.records.store import Record
 
@@ -139,3 +140,16 @@ def drift_of(records: Iterable[Record]) -> float:
         if entry["source"] == "measured" and entry.get("work_hash") and is_ok(entry):
             times.setdefault(entry["work_hash"], []).append(number(entry["time_s"]))
     return max((max(own) / min(own) - 1 for own in times.values()), default=0.0)
+
+
+def named(strategy: str, problem: Problem, direction: Direction) -> str:
+    """Name one cell as a heading: all that decides a plan but for the cluster."""
+    tokens = short(problem.seqlen_q)
+    keys = f" keys={short(problem.seqlen_kv)}" if problem.seqlen_kv != problem.seqlen_q else ""
+    batch = f" B={problem.batch}" if problem.batch != 1 else ""
+    layer = f" layer hidden={problem.hidden}" if problem.hidden is not None else ""
+    return (
+        f"{strategy} {problem.pattern.text} cp={problem.cp} S={tokens}{keys}{batch}{layer} "
+        f"heads={problem.heads_q}/{problem.heads_kv} D={problem.head_dim} {problem.dtype.value} "
+        f"{direction.value}"
+    )

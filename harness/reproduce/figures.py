@@ -7,10 +7,11 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from harness.cluster.presets import Cluster, cluster
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import cluster
 from harness.memory.ledger import trade_buffers
-from harness.plan.plan import Collective, CollectiveKind
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Collective, CollectiveKind
 from harness.training.attention_memory import attention_held, program_of
 from harness.training.footprint import footprint, max_context, on_cluster
 from harness.training.models import Model, model

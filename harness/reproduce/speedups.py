@@ -21,7 +21,8 @@ from typing import Any
 from harness.base.cache import cache_folder
 from harness.base.workers import spread
 from harness.cluster.calibration import Calibration, plan_class
-from harness.cluster.presets import CLUSTERS, Runtime, cluster
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import CLUSTERS, cluster
 from harness.plan.problem import Direction, Dtype
 from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.config import Config, Where

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.plan.plan import Leg, Plan, Transfer
+from harness.plan.plan import Plan
+from harness.plan.tasks import Leg, Transfer
 from harness.schedule.greedy import Candidate, Scene
 from harness.schedule.substitute import Members, substituted, union
 

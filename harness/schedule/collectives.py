@@ -7,16 +7,8 @@ anything else, partial (out, lse) among it      all-to-all
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.plan.plan import (
-    Collective,
-    CollectiveKind,
-    Leg,
-    Place,
-    Plan,
-    Tensor,
-    Transfer,
-    arrivals,
-)
+from harness.plan.plan import Plan
+from harness.plan.tasks import Collective, CollectiveKind, Leg, Place, Tensor, Transfer, arrivals
 from harness.schedule.batch import one_leg
 from harness.schedule.greedy import Candidate, Scene
 from harness.schedule.substitute import Members, substituted

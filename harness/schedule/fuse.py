@@ -12,11 +12,12 @@ waits for the last of its operands, so what pays is decided by time, not here.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.kernel_calls import lower
-from harness.plan.plan import Piece, Plan, Tile
+from harness.plan.plan import Plan
 from harness.plan.residency import Program, Slab, Step
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Piece, Tile
 from harness.schedule.greedy import Candidate, Scene
 from harness.schedule.substitute import Members, substituted
 from harness.simulate.task_costs import Costs

@@ -9,9 +9,10 @@ replacement delays or hastens is timed again, so a try costs far less than the g
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.dependencies import rebuilt, resolved
-from harness.plan.plan import Plan, Task, Tile
+from harness.plan.plan import Plan
+from harness.plan.tasks import Task, Tile
 from harness.schedule.substitute import Members
 from harness.simulate.task_costs import Costs
 from harness.simulate.timeline import Timeline, graph_of

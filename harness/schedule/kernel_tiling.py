@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.plan import Plan
 from harness.schedule import batch, collectives, fuse
 from harness.schedule.greedy import MOST_TRIES, Finder, Improved, improve

@@ -14,9 +14,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.dependencies import reordered
-from harness.plan.plan import Plan, Transfer
+from harness.plan.plan import Plan
+from harness.plan.tasks import Transfer
 from harness.simulate.streams import stream_of
 from harness.simulate.timeline import TaskGraph, Timeline, graph_of, issued_ahead
 from harness.simulate.trace import Stream

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from harness.plan.dependencies import rebuilt
-from harness.plan.plan import Piece, Plan, Tile
+from harness.plan.plan import Plan
+from harness.plan.tasks import Piece, Tile
 
 Chunks = tuple[int, ...]
 

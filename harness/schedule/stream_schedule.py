@@ -17,7 +17,7 @@ from itertools import combinations
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.dependencies import reordered
 from harness.plan.order import ScheduledPlan, in_plan_order
 from harness.plan.plan import Plan

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.errors import CycleError
 from harness.plan.dependencies import needs, rebuilt, topological
-from harness.plan.plan import Piece, Plan, Task, Tensor, ranks_of
+from harness.plan.plan import Plan
+from harness.plan.tasks import Piece, Task, Tensor, ranks_of
 
 Members = tuple[int, ...]
 """Ids of the tasks that one task replaces."""

@@ -11,11 +11,12 @@ no simulated run exceeds.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.cluster.presets import Cluster, Runtime
-from harness.plan.plan import Tile
+from harness.cluster.machine import Cluster, Runtime
+from harness.cluster.presets import require
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import problem_flops, tile_flops
+from harness.plan.tasks import Tile
 from harness.simulate.streams import Work, stream_of, work_of
 from harness.simulate.task_costs import Costs
 from harness.simulate.trace import Stream
@@ -92,7 +93,7 @@ def problem_bound_s(problem: Problem, direction: Direction, cluster: Cluster) ->
     Raises:
         UnsupportedError: The problem has more ranks than the cluster has GPUs.
     """
-    cluster.require(problem.cp)
+    require(cluster, problem.cp)
     speed = cluster.gpu.attention_flops_per_s(problem.dtype, direction)
     return problem_flops(problem, direction) / speed / problem.cp
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from harness.cluster.calibration import Calibration, plan_class
 from harness.cluster.effects import ALL, Effect
-from harness.plan.plan import Collective, Plan, legs_of
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import Collective, legs_of
 from harness.simulate.contention import Job
 from harness.simulate.job_costs import Pricer, convention
 from harness.simulate.job_graph import Call, Part, Skeleton, calls_on, skeleton

@@ -20,7 +20,10 @@ from typing import NamedTuple
 from harness.cluster.calibration import Calibration
 from harness.plan.kernel_calls import lower
 from harness.plan.masks import MaskKind
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.residency import Program
+from harness.plan.sizes import linear_flops, width
+from harness.plan.tasks import (
     Collective,
     CollectiveKind,
     Delta,
@@ -32,13 +35,10 @@ from harness.plan.plan import (
     Merge,
     Mode,
     Piece,
-    Plan,
     Tensor,
     Tile,
     Transfer,
 )
-from harness.plan.residency import Program
-from harness.plan.sizes import linear_flops, width
 from harness.simulate.contention import Job
 
 RESULTS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})

@@ -7,10 +7,11 @@ gives equal traces.
 
 from heapq import heapify, heappop, heappush
 
-from harness.cluster.presets import Cluster, Runtime
+from harness.cluster.machine import Cluster, Runtime
+from harness.cluster.presets import require
 from harness.errors import CycleError
-from harness.plan.plan import Free
 from harness.plan.residency import Program
+from harness.plan.tasks import Free
 from harness.simulate.calibrated import pricer, skeleton_on, spans_of, trust
 from harness.simulate.streams import Dispatch, Order, Work, in_order, stream_of, work_of
 from harness.simulate.trace import LINK_STREAMS, Source, Span, Stream, Trace, kind_of, trace_of
@@ -49,7 +50,7 @@ def simulate(
     fitted = cluster.fitted
     if fitted is not None and work is None and order is None and dispatch is Dispatch.IN_ORDER:
         plan = program.plan
-        cluster.require(plan.problem.cp)
+        require(cluster, plan.problem.cp)
         eager = runtime is Runtime.EAGER
         prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
         shape = skeleton_on(program, fitted, eager=eager, fold=False)

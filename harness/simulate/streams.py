@@ -16,10 +16,11 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from harness.cluster.presets import Cluster, LinkClass, Runtime
+from harness.cluster.machine import Cluster, LinkClass, Runtime
+from harness.cluster.presets import require
 from harness.plan.order import in_plan_order
-from harness.plan.plan import Collective, Leg, Memory, Transfer
 from harness.plan.residency import Program
+from harness.plan.tasks import Collective, Leg, Memory, Transfer
 from harness.simulate.task_costs import Costs
 from harness.simulate.trace import Stream
 
@@ -110,7 +111,7 @@ def work_of(
     Raises:
         UnsupportedError: The plan has more ranks than the cluster has GPUs.
     """
-    cluster.require(program.plan.problem.cp)
+    require(cluster, program.plan.problem.cp)
     costs = Costs(program, cluster)
     launches = [] if runtime is Runtime.GRAPH else _launches(costs, order)
     launched = {(launch.rank, launch.task): launch.end_s for launch in launches}

@@ -13,8 +13,11 @@ from itertools import pairwise
 
 from harness.cluster.effects import crowded_s
 from harness.cluster.kernel_model import Kernels
-from harness.cluster.presets import Cluster, LinkClass
-from harness.plan.plan import (
+from harness.cluster.machine import Cluster, LinkClass
+from harness.plan.problem import Direction
+from harness.plan.residency import Program
+from harness.plan.sizes import leg_bytes, piece_bytes, tile_flops, width
+from harness.plan.tasks import (
     Collective,
     Delta,
     Finish,
@@ -27,9 +30,6 @@ from harness.plan.plan import (
     Tile,
     Transfer,
 )
-from harness.plan.problem import Direction
-from harness.plan.residency import Program
-from harness.plan.sizes import leg_bytes, piece_bytes, tile_flops, width
 from harness.simulate.job_graph import calls_on
 
 _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16

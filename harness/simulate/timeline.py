@@ -13,9 +13,10 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
 
-from harness.cluster.presets import Cluster, Runtime
+from harness.cluster.machine import Cluster, Runtime
 from harness.plan.dependencies import needs, resolved, topological
-from harness.plan.plan import Collective, Plan, Transfer
+from harness.plan.plan import Plan
+from harness.plan.tasks import Collective, Transfer
 from harness.simulate.streams import stream_of, work_of
 from harness.simulate.trace import Stream
 

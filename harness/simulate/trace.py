@@ -14,9 +14,10 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import NamedTuple, Protocol
 
-from harness.plan.plan import Collective, Task, label, legs_of, ranks_of
+from harness.plan.grid import label
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import Collective, Task, legs_of, ranks_of
 
 
 class Stream(StrEnum):

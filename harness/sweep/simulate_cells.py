@@ -13,7 +13,8 @@ from harness.base.cache import cache_folder, keep, kept_by_this_code
 from harness.base.environment import environment
 from harness.base.workers import spread
 from harness.cluster.calibration import Calibration
-from harness.cluster.presets import Cluster, Runtime, cluster
+from harness.cluster.machine import Cluster, Runtime
+from harness.cluster.presets import cluster, require
 from harness.errors import HarnessError, UnsupportedError, told
 from harness.memory.counting import ALGORITHM
 from harness.memory.ledger import ledger
@@ -101,7 +102,7 @@ def simulate_cell(
     known = {} if known is None else known
     try:
         machine = cluster(config.cluster)
-        machine.require(config.cp)
+        require(machine, config.cp)
         chosen, node = strategy(config.strategy), context_on(machine)
         resolved = chosen.resolved(config.problem, config.direction, node).text
         if machine.fitted is not None:

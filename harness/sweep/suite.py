@@ -9,9 +9,10 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from harness.cluster.presets import DEFAULT, Runtime
-from harness.plan.plan import Scope
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import DEFAULT
 from harness.plan.problem import Direction, Dtype
+from harness.plan.tasks import Scope
 from harness.planning.peers import expanded
 from harness.records import defaults
 from harness.records.config import Config, Where

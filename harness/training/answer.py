@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.errors import UnsupportedError
 from harness.training.footprint import Footprint, Limit, footprint, max_context, on_cluster
 from harness.training.models import Model

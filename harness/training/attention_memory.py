@@ -12,10 +12,10 @@ from functools import lru_cache
 
 from harness.memory.counting import Counting, Use
 from harness.memory.ledger import Ledger, ledger
-from harness.plan.plan import Memory
 from harness.plan.problem import Direction
 from harness.plan.residency import Program
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Memory
 from harness.planning.strategy import Chosen, Context
 from harness.training.models import Model
 from harness.verify.proof import verify

@@ -15,7 +15,7 @@ Source: released scripts and code of arXiv:2602.21196, and arXiv:2506.13996 for 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.memory.counting import Use
 from harness.planning.strategy import Chosen
 from harness.training.attention_memory import Held, attention_held

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.cluster.presets import Cluster, Link
+from harness.cluster.machine import Cluster, Link
 from harness.memory.counting import ALGORITHM, Counting, Use
 from harness.planning.strategy import Chosen
 

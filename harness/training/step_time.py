@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 
-from harness.cluster.presets import Cluster, LinkClass, Runtime
-from harness.plan.plan import Collective, Free, Linear, Tile, Transfer, legs_of, ranks_of
+from harness.cluster.machine import Cluster, LinkClass, Runtime
 from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Program
 from harness.plan.sizes import tile_flops
+from harness.plan.tasks import Collective, Free, Linear, Tile, Transfer, legs_of, ranks_of
 from harness.planning.strategy import Chosen
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import STREAMS, Work, work_of

@@ -17,7 +17,9 @@ from harness.errors import (
     RepeatedPairError,
 )
 from harness.plan import heads as head_sets
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
+from harness.plan.tasks import (
     FINISHED,
     NO_HEADS,
     Finish,
@@ -27,13 +29,11 @@ from harness.plan.plan import (
     Merge,
     Piece,
     Place,
-    Plan,
     Task,
     Tensor,
     Tile,
     legs_of,
 )
-from harness.plan.problem import Direction
 
 Cell = tuple[Place, Tensor, int, int]
 """(place, tensor, chunk, atom of heads)."""

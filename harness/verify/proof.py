@@ -17,7 +17,11 @@ from harness.errors import (
     UnorderedError,
 )
 from harness.plan import heads as head_sets
-from harness.plan.plan import (
+from harness.plan.grid import grid
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction
+from harness.plan.residency import Program, Residency, Step, program_of, without_collection
+from harness.plan.tasks import (
     LINEAR_FORMS,
     NO_CHUNKS,
     NO_HEADS,
@@ -31,18 +35,14 @@ from harness.plan.plan import (
     Merge,
     Piece,
     Place,
-    Plan,
     Resident,
     Scope,
     Task,
     Tensor,
     Tile,
     Transfer,
-    grid,
     ranks_of,
 )
-from harness.plan.problem import Direction
-from harness.plan.residency import Program, Residency, Step, program_of, without_collection
 from harness.verify.coverage import Coverage
 
 Owners = Sequence[tuple[tuple[int, ...], ...]]

@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import product
 
 from harness.errors import UnsupportedError
-from harness.plan.plan import Plan, Tensor
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import Tensor
 from strategies.ultraattn.planner import NAME, Planned
 from strategies.ultraattn.selection import fair, fastest
 

@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.cluster.presets import Cluster
+from harness.cluster.machine import Cluster
 from harness.plan.plan import Plan
 from harness.planning.levels import Level
 from harness.schedule.fuse import fused_at_once

@@ -18,11 +18,13 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from harness.base.cache import cache_folder
-from harness.cluster.presets import Cluster, cluster
-from harness.plan.plan import Plan, legs_of
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import cluster
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import PLACEMENTS, Placement, Sharding, split
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import legs_of
 from harness.planning.block_assignment import Allocation, row_owner
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.levels import Level

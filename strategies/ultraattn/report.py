@@ -7,8 +7,9 @@ that a value without its rule says little.
 from collections.abc import Mapping
 from typing import Any
 
-from harness.plan.plan import Plan, Tensor
+from harness.plan.plan import Plan
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Tensor
 from harness.planning.levels import Level
 from strategies.ultraattn.blocks import Grid, paper_cap
 from strategies.ultraattn.nodes import ROW_OWNER, TwoLevels

@@ -22,8 +22,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from harness.plan.plan import Plan, from_json, to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.reader import from_json
 from harness.planning.levels import Level, read_levels, spell_levels
 from harness.planning.strategy import Context, Options, Strategy
 from strategies.ultraattn.fallbacks import or_others

@@ -13,8 +13,8 @@ from harness.errors import PlanError
 from harness.execute.interpreter import execute
 from harness.execute.shards import initial_inputs
 from harness.execute.transport import GroupTransport, Handle, LocalTransport
-from harness.plan.plan import Tensor as Kind
 from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import Tensor as Kind
 from harness.verify.proof import verify
 from patterns import make_pattern
 from tests.support import EVERY_STRATEGY, RankError, Ranks, problem, ranks, tensors

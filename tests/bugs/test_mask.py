@@ -7,9 +7,10 @@ import torch
 from harness.attention.parallel import run_all
 from harness.execute import kernels
 from harness.execute.kernels import Mask, MaskKind
-from harness.plan.plan import Plan, Tile, legs_of
-from harness.plan.plan import Tensor as Kind
+from harness.plan.plan import Plan
 from harness.plan.sizes import tile_flops
+from harness.plan.tasks import Tensor as Kind
+from harness.plan.tasks import Tile, legs_of
 from tests.support import EVERY_STRATEGY, failures, problem, run, same_bits, tensors, wrong
 
 VARIANTS = (*EVERY_STRATEGY, "allgather:placement=zigzag", "usp:2x2")

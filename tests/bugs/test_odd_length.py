@@ -7,10 +7,10 @@ from harness.attention.parallel import run_all
 from harness.execute.interpreter import execute
 from harness.execute.shards import collect, initial_inputs
 from harness.execute.transport import LocalTransport
-from harness.plan.plan import Tensor as Kind
-from harness.plan.plan import legs_of
 from harness.plan.problem import Direction, Dtype
 from harness.plan.sharding import Sharding
+from harness.plan.tasks import Tensor as Kind
+from harness.plan.tasks import legs_of
 from harness.planning.builder import PlanBuilder
 from harness.planning.rings import ring_attention
 from harness.verify.proof import verify

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.plan.plan import Collective, Leg, Plan, Task, Transfer
+from harness.plan.plan import Plan
+from harness.plan.tasks import Collective, Leg, Task, Transfer
 
 Entry = int | tuple[Task, tuple[int, ...]]
 """An old task by its id, or a new task with old ids that it comes after."""

@@ -10,8 +10,9 @@ from harness.execute.transport import LocalTransport
 from harness.memory.ledger import ledger
 from harness.oracle.inputs import make_inputs
 from harness.oracle.tolerance import calibrate, errors, judge
-from harness.plan.plan import Plan, Tensor
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction
+from harness.plan.tasks import Tensor
 from harness.prepare.verified_plans import Planned, partial_results
 from harness.verify.proof import check_pair, verify
 from patterns.pattern import Pattern

@@ -10,9 +10,10 @@ from harness.check.cell import check
 from harness.errors import UnsupportedError
 from harness.explain.volumes import received_bytes
 from harness.memory.ledger import ledger
-from harness.plan.plan import Memory, Plan, Tensor, Tile, Transfer
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Memory, Tensor, Tile, Transfer
 from harness.records.config import Config, Where
 from harness.sweep.simulate_cells import simulate_cell
 from harness.verify.proof import check_pair, verify

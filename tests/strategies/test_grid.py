@@ -4,8 +4,9 @@ import pytest
 
 from harness.errors import UnsupportedError
 from harness.explain.volumes import received_bytes
-from harness.plan.plan import Collective, CollectiveKind, Plan, Tensor, Tile, Transfer
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Collective, CollectiveKind, Tensor, Tile, Transfer
 from harness.verify.proof import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from harness.errors import UnsupportedError
 from harness.plan.order import in_plan_order, verify_schedule
-from harness.plan.plan import Plan, from_json, legs_of, to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.reader import from_json
 from harness.plan.sharding import Sharding, contiguous, stripe, subdivided, zigzag
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import legs_of
 from harness.planning.builder import balanced_heads
 from harness.planning.strategy import Context, Options
 from harness.verify.proof import check_pair, verify

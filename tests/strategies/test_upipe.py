@@ -9,25 +9,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.check.cell import check, inputs_of, run_both
+from harness.check.cell import check, run_both
 from harness.errors import UnsupportedError
 from harness.execute.transport import GroupTransport, LocalTransport
 from harness.explain.explanation import explain
+from harness.oracle.reference import inputs_of
 from harness.plan.heads import members
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.sizes import leg_bytes, linear_flops, piece_bytes
+from harness.plan.tasks import (
     Collective,
     CollectiveKind,
     Linear,
     LinearOp,
-    Plan,
     Scope,
     Task,
     Tensor,
     Tile,
     legs_of,
 )
-from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.sizes import leg_bytes, linear_flops, piece_bytes
 from harness.planning.staged_layer import Stages
 from harness.prepare.verified_plans import planned
 from harness.records.config import Config

@@ -21,9 +21,10 @@ from harness.execute.kernels import Mask
 from harness.plan.heads import members
 from harness.plan.kernel_calls import Call
 from harness.plan.masks import MaskKind
-from harness.plan.plan import Plan, Tensor, Tile
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, contiguous, split
+from harness.plan.tasks import Tensor, Tile
 from harness.planning.builder import PlanBuilder
 from harness.planning.rings import finish_tokens, hold_tokens
 from harness.prepare.verified_plans import planned

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from harness.attention.layer import attention_layer
 from harness.attention.parallel import context_parallel
-from harness.check.cell import allowed_mask, inputs_of
 from harness.errors import UnsupportedError
 from harness.oracle.layer import layer_reference
+from harness.oracle.reference import allowed_mask, inputs_of
 from harness.oracle.tolerance import judge
-from harness.plan.plan import Tensor as Kind
 from harness.plan.problem import Problem
+from harness.plan.tasks import Tensor as Kind
 from strategies import EVERY_STRATEGY, quick
 from tests.support import layer_problem, ranks
 

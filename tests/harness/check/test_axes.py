@@ -18,8 +18,8 @@ from harness.check.axes import (
     whole,
 )
 from harness.check.pairwise import covering
-from harness.plan.plan import Scope
 from harness.plan.problem import Dtype
+from harness.plan.tasks import Scope
 from patterns import make_pattern
 from strategies import strategy as named
 

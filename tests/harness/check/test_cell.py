@@ -13,9 +13,10 @@ from harness.check.cell import Cell, RankRun, Status, as_group, check, combine
 from harness.check.run import check_all, check_group, dearest_first, hashes_of
 from harness.execute.interpreter import _Interpreter as Interpreter
 from harness.execute.transport import Handle, LocalTransport
-from harness.plan.plan import Plan, Tile
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Access, Program, Step
+from harness.plan.tasks import Tile
 from harness.prepare import verified_plans
 from harness.records.config import Config, Where
 from harness.verify.proof import verify

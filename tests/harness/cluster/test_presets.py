@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.cluster import presets as module
-from harness.cluster.presets import CLUSTERS, DEFAULT, H100_SXM, Link, LinkClass, cluster, h100
+from harness.cluster.machine import Link, LinkClass
+from harness.cluster.presets import CLUSTERS, DEFAULT, H100_SXM, cluster, h100, require
 from harness.errors import UnsupportedError
-from harness.plan.plan import Memory, Place
 from harness.plan.problem import Direction, Dtype
+from harness.plan.tasks import Memory, Place
 
 
 def test_the_default_is_eight_nodes_of_eight_gpus() -> None:
@@ -63,9 +64,9 @@ def test_another_ranks_host_memory_is_out_of_reach() -> None:
 
 
 def test_more_ranks_than_gpus_are_refused_with_a_way_out() -> None:
-    cluster("h100-1x8").require(8)
+    require(cluster("h100-1x8"), 8)
     with pytest.raises(UnsupportedError, match=r"cp \(9\) must not exceed its 8 GPUs") as caught:
-        cluster("h100-1x8").require(9)
+        require(cluster("h100-1x8"), 9)
 
     assert caught.value.nearest[0] == "--cluster h100-hamming"
     assert "--cluster dgx-h100" not in caught.value.nearest

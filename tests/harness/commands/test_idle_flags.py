@@ -7,7 +7,7 @@ import pytest
 
 from harness import cli
 from harness.commands import trace
-from harness.plan.plan import Scope
+from harness.plan.tasks import Scope
 from harness.records.config import Config
 
 ROW = '{"config_hash": "a", "schema_version": 99, "status": "ok"}\n'

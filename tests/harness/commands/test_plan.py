@@ -11,9 +11,12 @@ import pytest
 from harness import cli
 from harness.commands import plan as verb
 from harness.errors import UnsupportedError
-from harness.plan.plan import Plan, Tile, from_json, grid, to_json
+from harness.plan.grid import grid
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Problem
+from harness.plan.reader import from_json
 from harness.plan.sizes import tile_flops
+from harness.plan.tasks import Tile
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy
 

@@ -3,7 +3,7 @@
 import torch
 
 from harness.execute.allocator_account import Account
-from harness.plan.plan import Memory, Place
+from harness.plan.tasks import Memory, Place
 
 KIB = 1024
 

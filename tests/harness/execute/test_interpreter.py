@@ -14,11 +14,12 @@ from harness.execute import kernels, shards
 from harness.execute.interpreter import execute
 from harness.execute.kernels import Mask, MaskKind
 from harness.execute.transport import Handle, LocalTransport
-from harness.plan.plan import Plan, Resident, legs_of
-from harness.plan.plan import Tensor as Kind
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import Resident, legs_of
+from harness.plan.tasks import Tensor as Kind
 from harness.verify.proof import verify
 from tests.support import (
     EVERY_STRATEGY,

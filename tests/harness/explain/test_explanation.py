@@ -10,8 +10,8 @@ from harness.errors import UnsupportedError
 from harness.explain.explanation import Explanation, as_json, explain
 from harness.explain.overlap_rule import LINKS, hiding_block_tokens
 from harness.plan.imbalance import imbalance_lockstep, imbalance_total, work_by_rank
-from harness.plan.plan import Tile
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Tile
 from harness.planning.strategy import Chosen
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.volumes import closed_form, received_bytes
-from harness.plan.plan import Leg, Memory, Transfer
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Leg, Memory, Transfer
 from harness.planning.strategy import Context
 from patterns import make_pattern
 from strategies import STRATEGIES, strategy, usp

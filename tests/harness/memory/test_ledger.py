@@ -9,8 +9,8 @@ from harness.check.cell import Both, run_both
 from harness.execute.transport import LocalTransport
 from harness.memory.ledger import ledger
 from harness.oracle.inputs import make_inputs
-from harness.plan.plan import Tensor
 from harness.plan.problem import Direction, Dtype
+from harness.plan.tasks import Tensor
 from harness.prepare.verified_plans import planned
 from harness.records.config import Config
 

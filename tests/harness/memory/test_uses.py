@@ -7,8 +7,8 @@ import pytest
 
 from harness.memory.counting import ALGORITHM, Use
 from harness.memory.ledger import ledger, trade_buffers
-from harness.plan.plan import Scope
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Scope
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import EVERY_STRATEGY, LAYER_STRATEGIES, quick, strategy

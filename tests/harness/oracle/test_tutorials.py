@@ -13,9 +13,10 @@ from harness.execute.interpreter import execute
 from harness.execute.shards import collect, initial_inputs
 from harness.execute.transport import LocalTransport
 from harness.explain.volumes import received_bytes
-from harness.plan.plan import Tensor, Tile, steps_of
+from harness.plan.grid import steps_of
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sizes import piece_bytes
+from harness.plan.tasks import Tensor, Tile
 from harness.planning.builder import balanced_heads
 from harness.verify.proof import verify
 from patterns import make_pattern

@@ -13,9 +13,10 @@ from harness.plan.order import (
     schedule_to_json,
     verify_schedule,
 )
-from harness.plan.plan import Leg, Piece, Place, Plan, Resident, Tensor, Transfer, legs_of, ranks_of
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
+from harness.plan.tasks import Leg, Piece, Place, Resident, Tensor, Transfer, legs_of, ranks_of
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy
 

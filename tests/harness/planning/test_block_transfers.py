@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.order import in_plan_order, verify_schedule
-from harness.plan.plan import Collective, Delta, Plan, Tensor, Tile, Transfer, legs_of
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import Collective, Delta, Tensor, Tile, Transfer, legs_of
 from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.routes import gateways, routes

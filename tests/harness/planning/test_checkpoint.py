@@ -11,10 +11,12 @@ from harness.check.run import check_group
 from harness.errors import MisfitError, MissedPairError, OverwriteError, UnsupportedError
 from harness.explain.volumes import host_bytes, received_bytes
 from harness.memory.ledger import ledger
-from harness.plan.plan import Free, Linear, LinearOp, Memory, Plan, Tensor, Tile, from_json, to_json
+from harness.plan.dependencies import linked
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.reader import from_json
 from harness.plan.sizes import linear_flops, piece_bytes, tile_flops
-from harness.planning.builder import linked
+from harness.plan.tasks import Free, Linear, LinearOp, Memory, Tensor, Tile
 from harness.planning.checkpoint import Checkpoint
 from harness.records.config import Where
 from harness.sweep.simulate_cells import simulate_cell

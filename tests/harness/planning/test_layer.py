@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor as Values
 
-from harness.check.cell import check, inputs_of, run_both, start
+from harness.check.cell import check, run_both, start
 from harness.check.run import check_group
 from harness.errors import MissedPairError, UnsupportedError
 from harness.execute import projections
@@ -15,11 +15,15 @@ from harness.execute.interpreter import execute
 from harness.execute.shards import collect
 from harness.execute.transport import LocalTransport
 from harness.oracle import dense
-from harness.oracle.layer import layer_reference, make_layer_inputs
+from harness.oracle.inputs import make_layer_inputs
+from harness.oracle.layer import layer_reference
+from harness.oracle.reference import inputs_of
 from harness.oracle.tolerance import errors
-from harness.plan.plan import Finish, Plan, Scope, Tensor, from_json, to_json
+from harness.plan.dependencies import linked
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype
-from harness.planning.builder import linked
+from harness.plan.reader import from_json
+from harness.plan.tasks import Finish, Scope, Tensor
 from harness.planning.layer import WEIGHT_GRADS, with_summed_gradients
 from harness.prepare.verified_plans import planned
 from harness.verify.proof import check_pair, verify

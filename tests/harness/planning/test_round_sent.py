@@ -5,14 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.check.cell import check, inputs_of, run_both
+from harness.check.cell import check, run_both
 from harness.check.run import check_group
 from harness.execute.transport import LocalTransport
 from harness.explain.volumes import closed_form, received_bytes
+from harness.oracle.reference import inputs_of
 from harness.oracle.tolerance import Tolerance, limit
-from harness.plan.plan import Plan, Scope, Tensor, from_json, legs_of, to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.reader import from_json
 from harness.plan.sizes import leg_bytes, piece_bytes, wire_bytes
+from harness.plan.tasks import Scope, Tensor, legs_of
 from harness.prepare.verified_plans import planned, roundings_sent
 from harness.records.config import Config, Where
 from harness.sweep.simulate_cells import simulate_cell

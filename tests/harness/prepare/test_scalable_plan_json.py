@@ -13,7 +13,8 @@ import pytest
 
 from harness.base.cache import write_kept
 from harness.cluster.calibration import Calibration, calibration
-from harness.cluster.presets import Runtime, cluster
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import cluster
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.planning.strategy import Context

@@ -6,7 +6,8 @@ from harness import cli
 from harness.cluster.presets import DEFAULT
 from harness.commands.arguments import problem_of
 from harness.plan.problem import Direction, Dtype, Problem
-from harness.records.defaults import CP, PATTERN, SEQLEN, heads_of, named, usual
+from harness.records.defaults import CP, PATTERN, SEQLEN, heads_of, usual
+from harness.report.format import named
 from harness.sweep.suite import Mode, Part
 from patterns import make_pattern
 

@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cluster.presets import H100_SXM, Cluster, Link, h100
+from harness.cluster.machine import Cluster, Link
+from harness.cluster.presets import H100_SXM, h100
 from harness.errors import CycleError
 from harness.plan.dependencies import needs, rebuilt, reordered, topological
-from harness.plan.plan import (
-    Collective,
-    CollectiveKind,
-    Merge,
-    Plan,
-    Tensor,
-    Tile,
-    Transfer,
-    legs_of,
-)
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding, split, zigzag
+from harness.plan.tasks import Collective, CollectiveKind, Merge, Tensor, Tile, Transfer, legs_of
 from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
 from harness.schedule import batch, fuse

@@ -4,8 +4,8 @@ import pytest
 
 from harness.cluster.presets import cluster
 from harness.plan.order import in_plan_order, verify_schedule
-from harness.plan.plan import Transfer, ranks_of
 from harness.plan.problem import Direction
+from harness.plan.tasks import Transfer, ranks_of
 from harness.prepare.planner_context import context_on
 from harness.schedule.post_late import gates_of, posted_late
 from harness.simulate.simulator import simulate

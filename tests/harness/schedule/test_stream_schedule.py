@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from harness.cluster.presets import cluster, h100
 from harness.plan.dependencies import reordered, topological
 from harness.plan.order import verify_schedule
-from harness.plan.plan import Tile, Transfer
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Tile, Transfer
 from harness.schedule.list_schedules import (
     Instance,
     Starts,

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cluster.presets import Link, Runtime, cluster, h100
+from harness.cluster.machine import Link, Runtime
+from harness.cluster.presets import cluster, h100
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program

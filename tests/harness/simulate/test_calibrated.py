@@ -6,7 +6,8 @@ import pytest
 
 from harness.cluster.calibration import FOLDER, calibration
 from harness.cluster.effects import ALL, Effect
-from harness.cluster.presets import Runtime, cluster
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import cluster
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.planning.strategy import Context

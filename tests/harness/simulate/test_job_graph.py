@@ -4,9 +4,9 @@ from itertools import product
 import pytest
 
 from harness.cluster.presets import cluster
-from harness.plan.plan import Transfer
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
+from harness.plan.tasks import Transfer
 from harness.schedule.post_late import posted_late
 from harness.simulate.calibrated import skeleton_on
 from harness.simulate.contention import run

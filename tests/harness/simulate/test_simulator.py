@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cluster.presets import Cluster, Link, Runtime, cluster, h100
+from harness.cluster.machine import Cluster, Link, Runtime
+from harness.cluster.presets import cluster, h100
 from harness.errors import UnsupportedError
-from harness.plan.plan import Collective, Plan
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
+from harness.plan.tasks import Collective
 from harness.planning.strategy import Context
 from harness.simulate.bounds import bounds
 from harness.simulate.simulator import simulate

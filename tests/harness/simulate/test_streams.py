@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cluster.presets import Cluster, Runtime, h100
+from harness.cluster.machine import Cluster, Runtime
+from harness.cluster.presets import h100
 from harness.errors import CycleError, UnsupportedError
 from harness.plan.order import ScheduledPlan, in_plan_order, verify_schedule
-from harness.plan.plan import Collective, Leg, Memory, Piece, Place, Plan, Tensor, Tile, Transfer
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program, Step
+from harness.plan.tasks import Collective, Leg, Memory, Piece, Place, Tensor, Tile, Transfer
 from harness.simulate.simulator import list_schedule, simulate, start_times
 from harness.simulate.streams import Dispatch, in_order, stream_of, work_of
 from harness.simulate.trace import Stream

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cluster.presets import Cluster, Link, h100
+from harness.cluster.machine import Cluster, Link
+from harness.cluster.presets import h100
 from harness.plan.kernel_calls import lower
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.residency import Program, Slab, Step
+from harness.plan.tasks import (
     NO_HEADS,
     Delta,
     Free,
@@ -17,12 +21,9 @@ from harness.plan.plan import (
     Merge,
     Piece,
     Place,
-    Plan,
     Tensor,
     Tile,
 )
-from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.residency import Program, Slab, Step
 from harness.simulate.task_costs import Costs
 from harness.verify.proof import verify
 from patterns import make_pattern

@@ -17,10 +17,10 @@ from harness.execute import shards
 from harness.execute.interpreter import Span as RunSpan
 from harness.execute.interpreter import execute
 from harness.execute.transport import LocalTransport
-from harness.plan.plan import Tensor, legs_of, ranks_of
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
+from harness.plan.tasks import Tensor, legs_of, ranks_of
 from harness.simulate.simulator import simulate
 from harness.simulate.trace import (
     LINK_STREAMS,

@@ -4,7 +4,8 @@ from statistics import median
 
 import pytest
 
-from harness.cluster.presets import Cluster, cluster
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import cluster
 from harness.plan.problem import Direction
 from harness.training.footprint import on_cluster
 from harness.training.models import Model, model

@@ -15,8 +15,13 @@ from harness.errors import (
     RepeatedPairError,
     UnorderedError,
 )
+from harness.plan.dependencies import linked
 from harness.plan.order import in_plan_order, verify_schedule
-from harness.plan.plan import (
+from harness.plan.plan import Plan, to_json
+from harness.plan.reader import from_json
+from harness.plan.sharding import Sharding
+from harness.plan.sizes import linear_flops, piece_bytes
+from harness.plan.tasks import (
     NO_CHUNKS,
     NO_HEADS,
     Finish,
@@ -27,18 +32,12 @@ from harness.plan.plan import (
     Memory,
     Piece,
     Place,
-    Plan,
     Resident,
     Tensor,
     Tile,
     Transfer,
     arrivals,
-    from_json,
-    to_json,
 )
-from harness.plan.sharding import Sharding
-from harness.plan.sizes import linear_flops, piece_bytes
-from harness.planning.builder import linked
 from harness.verify.proof import check_pair, verify
 from tests.fixtures.plans import fpdt, ultraattn, uneven_ulysses, upipe
 from tests.harness.mutations import changed, dropped, inserted, moved

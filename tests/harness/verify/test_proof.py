@@ -22,7 +22,9 @@ from harness.errors import (
     UnorderedError,
 )
 from harness.plan.heads import span
-from harness.plan.plan import (
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.tasks import (
     Collective,
     Delta,
     Finish,
@@ -33,7 +35,6 @@ from harness.plan.plan import (
     Mode,
     Piece,
     Place,
-    Plan,
     Resident,
     Tensor,
     Tile,
@@ -43,7 +44,6 @@ from harness.plan.plan import (
     legs_of,
     ranks_of,
 )
-from harness.plan.problem import Direction, Problem
 from harness.verify.proof import check_capacity, check_pair, verify
 from patterns import make_pattern
 from strategies import strategy

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cluster.presets import Cluster, cluster
+from harness.cluster.machine import Cluster
+from harness.cluster.presets import cluster
 from harness.plan.problem import Direction
 from harness.planning.levels import Level
 from harness.prepare.planner_context import context_on

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from harness.cluster.calibration import calibration
 from harness.cluster.presets import cluster, measured
-from harness.plan.plan import Plan, legs_of, to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import legs_of
 from harness.planning.levels import Level, read_levels, spell_levels
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on

@@ -1,0 +1,20 @@
+"""Errors of a measured peer's results, by the same tolerance as our own."""
+
+from collections.abc import Sequence
+
+from harness.measure.cell import judged_part, reference_for
+from harness.oracle.tolerance import errors
+from harness.peers.limits import judged, limits
+from harness.peers.run import PeerRun, gathered
+from harness.records.config import Config
+
+
+def errors_of(config: Config, runs: Sequence[PeerRun]) -> tuple[dict[str, float], bool]:
+    """Errors of a measured cell's results, and whether all are within the tolerance."""
+    reference, results = reference_for(config.problem), gathered(runs)
+    found = {
+        name: judged_part(config.problem, tensor, results[name])
+        for name, tensor in judged(config.direction)
+    }
+    error, most = errors(found, reference), limits(config, reference)
+    return error, all(error[name] <= most[name] for name in error)
