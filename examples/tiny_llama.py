@@ -1,7 +1,7 @@
 """Train a tiny Llama over ranks, with any strategy, and see that nothing changes but where it runs.
 
-    PYTHONPATH=. .venv/bin/torchrun --nproc-per-node 2 examples/tiny_llama.py
-    PYTHONPATH=. .venv/bin/torchrun --nproc-per-node 4 examples/tiny_llama.py --dtype float32 \
+    .venv/bin/torchrun --nproc-per-node 2 examples/tiny_llama.py
+    .venv/bin/torchrun --nproc-per-node 4 examples/tiny_llama.py --dtype float32 \
         --strategies zigzag upipe:checkpoint=layer,offload=true
 
 Two blocks of RMSNorm, attention with rotary positions and grouped heads, and SwiGLU; next-token

@@ -1,9 +1,10 @@
-"""Run the command line: `python -m harness VERB`."""
+"""Run the command line: `python -m harness VERB`, or `cpbench VERB` where it is installed."""
 
 import os
 import signal
 import sys
 from importlib.util import find_spec
+from typing import NoReturn
 
 _NEEDED = ("numpy", "psutil", "rich", "torch")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -24,7 +25,8 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run a verb and end the process with its status; `cpbench` is this function."""
     _open_streams()
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
@@ -35,8 +37,12 @@ if __name__ == "__main__":
             f"harness: {sys.executable} lacks {', '.join(missing)}; use .venv/bin/python, which "
             "scripts/setup makes, or install the project"
         )
-    from harness.cli import main
+    from harness import cli
 
     if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main()

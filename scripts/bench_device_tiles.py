@@ -1,7 +1,7 @@
 """How well and how fast device tilings are found and proved: a table of instances, one a line.
 
-    PYTHONPATH=. python scripts/bench_device_tiles.py --group known
-    PYTHONPATH=. python scripts/bench_device_tiles.py --group proofs --match strided --json
+    .venv/bin/python scripts/bench_device_tiles.py --group known
+    .venv/bin/python scripts/bench_device_tiles.py --group proofs --match strided --json
 
 Groups: `published`, the authors' instances with the diagonal fixed as in their code and free;
 `known`, optima that other solvers proved; `proofs`, the six patterns and every block that a node

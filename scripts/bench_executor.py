@@ -5,7 +5,7 @@ One cell runs in gloo processes; in it the functions that do each kind of work a
 less what it calls of the others. The rest is Python: walking the plan and finding views. Times are
 medians over runs, per rank; the timers take a few microseconds a call, which fall to the rest.
 
-    PYTHONPATH=. .venv/bin/python scripts/bench_executor.py --strategies ring,zigzag --seqlen 4096
+    .venv/bin/python scripts/bench_executor.py --strategies ring,zigzag --seqlen 4096
 """
 
 import argparse

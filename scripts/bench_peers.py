@@ -7,7 +7,7 @@ through its own function, both with autograd where gradients are asked for. A sa
 rank; the ratio of a pair is ours over the peer's, below 1 where ours is faster. The floor is the
 kernel calls of our busiest rank and nothing else, each on contiguous heads-first tensors.
 
-    PYTHONPATH=. .venv/bin/python scripts/bench_peers.py --cp 2 --seqlen 4096,8192 --pairs 15
+    .venv/bin/python scripts/bench_peers.py --cp 2 --seqlen 4096,8192 --pairs 15
 """
 
 import argparse

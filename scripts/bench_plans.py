@@ -1,6 +1,6 @@
 """Seconds to build and to verify plans at cp = 64: both directions of every shared strategy.
 
-    PYTHONPATH=. python scripts/bench_plans.py
+    .venv/bin/python scripts/bench_plans.py
 
 Processor seconds of this process, so that other work on the machine counts less.
 """

@@ -9,13 +9,9 @@ seconds, microseconds per task, and the peak of resident memory.
 
 import argparse
 import resource
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhere
 
 from harness.cluster.calibration import calibration
 from harness.commands.arguments import count, listed

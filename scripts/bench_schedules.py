@@ -1,6 +1,6 @@
 """Stream schedules against breadth-first order, on the graphs of `ultraattn` plans: a table.
 
-PYTHONPATH=. .venv/bin/python scripts/bench_schedules.py > results/schedules.md
+.venv/bin/python scripts/bench_schedules.py > results/schedules.md
 
 `breadth-first` is the public code's other scheduler, with keys that are not renewed; `critical
 path` a list; `best` the whole pipeline with its bound. The last row is one large graph.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time the simulator on plans of 64 ranks: seconds and microseconds per task, best of three.
 
-PYTHONPATH=. .venv/bin/python scripts/bench_simulate.py [--cp 64] [--seqlen 512k]
+.venv/bin/python scripts/bench_simulate.py [--cp 64] [--seqlen 512k]
 """
 
 import argparse

@@ -6,7 +6,7 @@ turns in one team of gloo processes. The prediction knows of a plan only each ra
 and bytes: seconds of the kernel calls alone, all ranks at once, so with their imbalance, plus bytes
 of the rank that sends most, times the seconds a byte takes when all ranks send around a ring.
 
-    PYTHONPATH=. .venv/bin/python scripts/bench_sparse.py --cp 4 --seqlen 8192
+    .venv/bin/python scripts/bench_sparse.py --cp 4 --seqlen 8192
 """
 
 import argparse

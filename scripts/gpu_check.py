@@ -1,6 +1,6 @@
 """Check and time the kernels of one CUDA card, in five minutes or less.
 
-    PYTHONPATH=. python scripts/gpu_check.py [--budget 300] [-o FILE]
+    .venv/bin/python scripts/gpu_check.py [--budget 300] [-o FILE]
 
 Without a CUDA card it says so and exits with status 0. With one it
 

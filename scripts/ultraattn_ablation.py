@@ -1,6 +1,6 @@
 """What each level of UltraAttn's planner adds, simulated: a table per cluster size.
 
-PYTHONPATH=. .venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
+.venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
 
 Levels are added one by one, from row owners without a schedule to all of them; `paper` is
 `ultraattn-paper`, `candidates` all levels with other strategies' plans allowed. With `--rows FILE`

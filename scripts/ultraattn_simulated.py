@@ -1,6 +1,6 @@
 """UltraAttn's plans beside row owners, ring, zigzag and stripe, simulated: a table.
 
-PYTHONPATH=. .venv/bin/python scripts/ultraattn_simulated.py > results/ultraattn-simulated.md
+.venv/bin/python scripts/ultraattn_simulated.py > results/ultraattn-simulated.md
 
 With `--rows FILE` each row is kept as a line of JSON when it is done, and what the file has is not
 run again: a long table can be made in parts. `own` is `ultraattn`, `with others` is

@@ -28,8 +28,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from anywhere
-
 from harness.cluster.calibration import FOLDER, calibration, plan_class
 from harness.cluster.effects import ALL, Effect
 from harness.fit.cluster import run_halves

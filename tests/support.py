@@ -20,7 +20,6 @@ from torch import Tensor
 
 import strategies
 from harness.attention.parallel import Everything, run_all
-from harness.execute.dtypes import DTYPES
 from harness.oracle.tolerance import Tolerance, Verdict, calibrate, judge
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Scope
@@ -109,7 +108,7 @@ def tensors(p: Problem, seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         (p.batch, p.heads_q, p.seqlen_q, p.head_dim_v),
     )
     q, k, v, dout = (
-        torch.randn(shape, generator=rng, dtype=torch.float64).to(DTYPES[p.dtype])
+        torch.randn(shape, generator=rng, dtype=torch.float64).to(getattr(torch, p.dtype.value))
         for shape in shapes
     )
     return q, k, v, dout

@@ -1,6 +1,6 @@
 """Every strategy in the table: its plans are proved, pair up, move what the paper says, and print.
 
-`PYTHONPATH=. python tests/strategies/test_plans.py` writes the golden grids anew.
+`.venv/bin/python tests/strategies/test_plans.py` writes the golden grids anew.
 """
 
 from itertools import product

@@ -147,7 +147,7 @@ def test_a_cell_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(run, "check", raises)
     (bad, _), (good, _) = check_all([CELL, replace(CELL, cp=2)], jobs=1)
     assert (bad.status, good.status) == (Status.FAILED, Status.PASSED)
-    assert "internal error, RuntimeError: no such kernel (test_check.py:" in bad.reason
+    assert "internal error, RuntimeError: no such kernel (test_cell.py:" in bad.reason
 
 
 def test_processes_side_by_side_judge_as_one_does() -> None:

@@ -14,7 +14,7 @@ from harness import cli
 from harness.ranks import launch
 from harness.records.store import Record, read_records
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SWEEP = (
     *("sweep", "--mode", "measure", "--strategies", "ring,ulysses", "--patterns", "causal"),
     *("--cp", "1,2,4", "--seqlen", "64", "--heads", "2/2", "--head-dim", "16"),

@@ -14,7 +14,7 @@ from harness.errors import MeasurementError
 from harness.ranks.team import Failure, Team, WorkerError
 from tests.harness import jobs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOON_S = 60.0
 
 

@@ -86,7 +86,7 @@ def test_a_writer_that_was_killed_locks_nobody_out(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from harness.records import ResultFolder\n"
+        "from harness.records.store import ResultFolder\n"
         "ResultFolder(Path(sys.argv[1])).append({'config_hash': 'a', 'n': 1})\n"
         "os.kill(os.getpid(), 9)\n"
     )

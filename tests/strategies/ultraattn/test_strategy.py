@@ -476,9 +476,9 @@ def _hashes(folder: str, seed: int, queue: "multiprocessing.Queue[tuple[str, ...
 
 def test_a_key_is_equal_in_processes_that_hash_differently() -> None:
     code = (
-        "from harness.cluster import cluster\n"
-        "from harness.levels import ALL_LEVELS\n"
-        "from strategies.ultraattn.kept import key_of\n"
+        "from harness.cluster.presets import cluster\n"
+        "from harness.planning.levels import ALL_LEVELS\n"
+        "from strategies.ultraattn.plan_store import key_of\n"
         "from strategies.ultraattn.planner import Mode\n"
         "print(key_of(mode=Mode(levels=ALL_LEVELS), cluster=cluster('h800')))"
     )
