@@ -5,6 +5,7 @@ import torch
 
 from harness.attention.parallel import context_parallel, run_all
 from harness.execute.shards import shard, unshard
+from harness.oracle.tolerance import FLOAT64_LIMIT
 from harness.plan.sharding import Sharding, contiguous, remapped, stripe, zigzag
 from tests.support import EVERY_STRATEGY, problem, ranks, tensors
 
@@ -69,5 +70,6 @@ def test_b070_results_come_back_in_the_order_of_the_inputs(strategy: str) -> Non
     p = problem("window:left=0,right=0", 23, (4, 4), dims=(8, 8), cp=4)
     q, k, v, dout = tensors(p)
     results = run_all(p, strategy, q, k, v, dout=dout).results
-    assert torch.equal(results["out"], v)
-    assert torch.equal(results["dv"], dout)
+    # A weight of exactly 1 is e^(s - lse), and some processors compute s in two ways.
+    assert (results["out"] - v).abs().max() <= FLOAT64_LIMIT
+    assert (results["dv"] - dout).abs().max() <= FLOAT64_LIMIT
