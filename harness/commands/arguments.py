@@ -193,7 +193,9 @@ def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say of what a plan is made."""
-    parser.add_argument("--strategy", default="zigzag", help="with options (see `list`)")
+    parser.add_argument(
+        "--strategy", default="zigzag", help="name with options, e.g. usp:4x2 (%(default)s)"
+    )
     parser.add_argument(
         "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
     )
@@ -217,7 +219,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--runtime",
         **one_of(Runtime),
         default=Runtime.GRAPH,
-        help="a captured graph, or every launch from the host by torch",
+        help="graph: replayed from a captured graph; eager-torch: launched one by one by the host",
     )
     return group
 
@@ -226,13 +228,20 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe one problem."""
     group = parser.add_argument_group("problem (defaults in parentheses)")
     group.add_argument(
-        "--pattern", default=defaults.PATTERN, help="who attends whom, see `list` (%(default)s)"
+        "--pattern",
+        default=defaults.PATTERN,
+        help="mask, e.g. causal, window:left=4095 (%(default)s; see `list`)",
     )
     known = short(defaults.SEQLEN)
     group.add_argument(
-        "--seqlen", type=length, default=defaults.SEQLEN, help=f"tokens, all ranks ({known})"
+        "--seqlen",
+        type=length,
+        default=defaults.SEQLEN,
+        help=f"tokens over all ranks, e.g. 64k ({known})",
     )
-    group.add_argument("--seqlen-kv", type=length, help="keys, for cross-attention")
+    group.add_argument(
+        "--seqlen-kv", type=length, help="keys over all ranks, for cross-attention (as --seqlen)"
+    )
     group.add_argument("--heads-q", type=count, help=f"query heads ({defaults.HEADS_Q})")
     known = f"KV heads (as --heads-q; {defaults.HEADS_KV} where neither is given)"
     group.add_argument("--heads-kv", type=count, help=known)
@@ -240,9 +249,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--head-dim", type=count, default=defaults.HEAD_DIM, help="width of q and k (%(default)s)"
     )
     group.add_argument("--head-dim-v", type=count, help="width of v (as --head-dim)")
-    group.add_argument(
-        "--batch", type=count, default=1, help="sequences side by side (%(default)s)"
-    )
+    group.add_argument("--batch", type=count, default=1, help="sequences per batch (%(default)s)")
     group.add_argument("--dtype", type=dtype, default=defaults.DTYPE, help="precision (bfloat16)")
     group.add_argument(
         "--cp", type=degree, default=defaults.CP, help="context-parallel degree (%(default)s)"
@@ -251,11 +258,15 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--scope",
         **one_of(Scope),
         default=Scope.ATTENTION,
-        help="attention, or the whole layer with its projections",
+        help="attention alone, or the whole layer with its projections (%(default)s)",
     )
-    group.add_argument("--hidden", type=count, help="layer: model width (default: all query heads)")
     group.add_argument(
-        "--rotary", type=positive, help="layer: base of rotary angles (default: none)"
+        "--hidden", type=count, help="model width of a layer (default: query heads x head width)"
+    )
+    group.add_argument(
+        "--rotary",
+        type=positive,
+        help="rotary base of a layer, e.g. 500000 (default: no rotary positions)",
     )
 
 
@@ -267,7 +278,7 @@ def problem_of(args: argparse.Namespace) -> Problem:
     """
     layer = args.scope is Scope.LAYER
     if not layer and (args.hidden or args.rotary):
-        raise ValueError("hidden and rotary are of a layer; add --scope layer")
+        raise ValueError("--hidden and --rotary require --scope layer")
     pattern = make_pattern(
         args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
     )

@@ -1,4 +1,4 @@
-"""`calibrate`: fit every parameter of a cluster, and say how well each fits.
+"""Fit the parameters of a cluster to measurements, and say how well each fits.
 
 Without --from-logs it measures this machine, with two ranks of one thread: kernels forward and
 backward by size, gloo messages and all-to-alls by size, and the interpreter's overhead; within 90
@@ -35,17 +35,24 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     known = [machine.name for machine in MACHINES]
     parser.add_argument(
-        "--from-logs", type=path, metavar="DIR", help="folder of measured tables, as published"
+        "--from-logs",
+        type=path,
+        metavar="DIR",
+        help="fit a published cluster to a folder of its measured tables, instead of this machine",
     )
-    parser.add_argument("--cluster", choices=known, help="with --from-logs: whose parameters")
+    parser.add_argument("--cluster", choices=known, help="the cluster to fit (with --from-logs)")
     parser.add_argument(
         "--check",
         type=path,
         metavar="FILE",
-        help="measure small sweeps here and compare them with what this calibration predicts",
+        help="measure small sweeps here and compare them with this calibration's predictions",
     )
     parser.add_argument(
-        "-o", "--output", type=path, metavar="PATH", help="TOML; of --check a folder"
+        "-o",
+        "--output",
+        type=path,
+        metavar="PATH",
+        help="TOML file to write; with --check, a folder for its records",
     )
     parser.set_defaults(run=run)
 

@@ -46,9 +46,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser = verbs.add_parser(
         "check",
         help="numerical equivalence to the float64 oracle, forward and backward",
-        description="Run a grid of cells and judge every result by the one tolerance. Without "
-        "flags: a covering of all pairs of strategies, patterns, degrees, precisions, heads, "
-        "batches, lengths and head dims, all ranks in one process.",
+        description="Run every cell of a grid and compare its results with a dense float64 oracle. "
+        "Without flags the grid covers every pair of strategy, pattern, degree, precision, heads, "
+        "batch, length and head width at least once, with all ranks in one process.",
         epilog=example(
             [
                 "check",
@@ -61,37 +61,48 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         formatter_class=Help,
     )
     parser.add_argument(
-        "--strategies", type=listed(str), help="names, with options; peer:* is every peer"
+        "--strategies",
+        type=listed(str),
+        help="names with options, e.g. ring,usp:2x2; 'peer:*': other projects' implementations",
     )
-    parser.add_argument("--patterns", type=listed(str), help="names of the grid (see `list`)")
-    parser.add_argument("--cp", type=listed(count), help="degrees")
-    parser.add_argument("--seqlen", type=listed(length), help="lengths, tokens")
+    parser.add_argument(
+        "--patterns", type=listed(str), help="masks of the default grid, e.g. causal,window"
+    )
+    parser.add_argument("--cp", type=listed(count), help="context-parallel degrees, e.g. 1,2,4")
+    parser.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 97,1020")
     parser.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 6/2,7/1")
-    parser.add_argument("--head-dim", type=listed(count), help="widths")
-    parser.add_argument("--batch", type=listed(count), help="batch sizes")
-    parser.add_argument("--dtype", type=listed(dtype), help="precisions")
+    parser.add_argument("--head-dim", type=listed(count), help="widths of a head, e.g. 64")
+    parser.add_argument("--batch", type=listed(count), help="sequences per batch, e.g. 1,2")
+    parser.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. float64,bfloat16")
     parser.add_argument(
         "--transport",
         **one_of((Where.LOCAL, Where.GLOO)),
         default=Where.LOCAL,
-        help="gloo: also run real processes and ask for the same bits",
+        help="gloo: also run each cell in real processes and require the same bits",
     )
     parser.add_argument(
         "--scope",
         **one_of(Scope),
         default=Scope.ATTENTION,
-        help="attention, or the whole layer: x and weights to y, and all gradients",
+        help="attention alone, or the whole layer: from x and the weights to y and all gradients",
     )
     parser.add_argument(
         "--model",
         type=model,
-        help="layers with a model's heads, head width and rotary base; hidden stays small",
+        help="check layers with a model's heads, head width and rotary base (hidden stays small)",
     )
-    parser.add_argument("--full", action="store_true", help="the whole product, not a covering")
-    parser.add_argument("--repeat", type=count, default=1, help="with gloo: runs of each cell")
-    parser.add_argument("--jobs", type=count, default=cores(), help="processes at once")
     parser.add_argument(
-        "-o", "--output", type=written, help="append records here and resume from it"
+        "--full", action="store_true", help="run the whole product of the grid's values"
+    )
+    parser.add_argument(
+        "--repeat", type=count, default=1, help="how often each cell runs with gloo"
+    )
+    parser.add_argument("--jobs", type=count, default=cores(), help="cells to run at once")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=written,
+        help="append records to this file, and skip cells that passed in it",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
@@ -100,7 +111,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(args: argparse.Namespace) -> int:
     """Check the grid that the flags describe."""
     if args.repeat > 1 and args.transport is not Where.GLOO:
-        raise ValueError(f"--repeat ({args.repeat}) is of real processes; add --transport gloo")
+        raise ValueError(
+            f"--repeat ({args.repeat}) only applies to real processes; add --transport gloo"
+        )
     axes = _axes(args)
     begin = time.monotonic()
     output = args.output
@@ -211,7 +224,7 @@ def _done(file: ResultFile) -> set[str]:
     for number, record in enumerate(file.scan(), start=1):
         if not record.keys() >= {"config_hash", "status", "tolerances"}:
             raise ValueError(
-                f"--output ({file.path}): record {number} is of no check; name another file"
+                f"--output ({file.path}): record {number} is not from check; choose another file"
             )
         ended = record["status"] in (Status.PASSED, Status.REFUSED)
         (done.add if ended else done.discard)(str(record["config_hash"]))

@@ -43,13 +43,13 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         formatter_class=Help,
     )
     parser.add_argument("before", type=path, help="a folder of results, or its records.jsonl")
-    parser.add_argument("after", type=path, help="another")
+    parser.add_argument("after", type=path, help="the folder or file to compare it with")
     parser.add_argument(
         "--threshold",
         type=positive,
         default=100 * THRESHOLD,
         metavar="PERCENT",
-        help="least change of a median that counts (default: %(default)g %%)",
+        help="smallest change of a median to report (default: %(default)g %%)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)

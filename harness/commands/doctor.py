@@ -20,9 +20,9 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Add the verb."""
     parser = verbs.add_parser(
         "doctor",
-        help="what this machine has, what it lacks, and what for",
+        help="check this machine: packages, kernels, CUDA, NCCL, processes",
         description="Look for packages, kernels, CUDA and NCCL, start two gloo processes, and say "
-        "what is missing for what. Nothing that is missing is an error: exit status 0.",
+        "what each missing part is needed for. The exit status is 0 even if parts are missing.",
         epilog=example(["doctor", "doctor --json"]),
         formatter_class=Help,
     )

@@ -1,4 +1,7 @@
-"""`explain`: is this legal; if not why, and what is near; what it moves, holds and balances."""
+"""Check whether a configuration is supported, and show its costs or what is supported nearby.
+
+Costs are communication volume, memory and load balance, counted in plans that were proved.
+"""
 
 import argparse
 import json
@@ -38,7 +41,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "explain",
-        help="is a strategy legal for a problem, what is near, what does it cost",
+        help="check whether a configuration is supported, and what it moves, holds and balances",
         description=__doc__,
         epilog=example(
             [
@@ -53,10 +56,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         ),
         formatter_class=Help,
     )
-    parser.add_argument("--strategy", type=_named, help="one strategy, with options; default all")
+    parser.add_argument(
+        "--strategy", type=_named, help="one strategy with options, e.g. usp:4x2 (default: all)"
+    )
     add_problem(parser)
     add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON: a list without --strategy")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (a list, or one object with --strategy)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return run_model(args)
     idle = given(args, add_model)
     if idle:
-        raise ValueError(f"{idle}: these are of a whole model; add --model")
+        raise ValueError(f"{idle}: these only apply to a whole model; add --model")
     problem = problem_of(args)
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)

@@ -60,17 +60,29 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     known = f"{', '.join(MODELS)}, or key=value pairs"
     group.add_argument("--model", type=read_model, help=known)
-    group.add_argument("--cluster", help=f"of which cluster (default: {_CLUSTER})")
+    group.add_argument("--cluster", help=f"cluster to train on (default: {_CLUSTER})")
     group.add_argument(
-        "--max-context", action="store_true", help="the longest that fits (else: --seqlen)"
+        "--max-context",
+        action="store_true",
+        help="find the longest context that fits, instead of taking --seqlen",
     )
-    group.add_argument("--gpu-memory", type=positive, help="GiB of a GPU (default: the cluster's)")
     group.add_argument(
-        "--host-memory", type=positive, help=f"GiB of a node (default: {HOST_BYTES / _GIB:.0f})"
+        "--gpu-memory", type=positive, help="memory of a GPU, GiB (default: the cluster's)"
     )
-    group.add_argument("--step", type=length, help="of contexts (default: 1m a node)")
+    group.add_argument(
+        "--host-memory",
+        type=positive,
+        help=f"host memory of a node, GiB (default: {HOST_BYTES / _GIB:.0f})",
+    )
+    group.add_argument(
+        "--step", type=length, help="granularity of the context search (default: 1m per node)"
+    )
     for name in ("checkpoint", "offload", "tiled"):
-        help_text = f"without {name} of blocks" if name != "tiled" else "MLP and loss at once"
+        help_text = (
+            f"train without {name} of blocks"
+            if name != "tiled"
+            else "do not tile the MLP and the loss"
+        )
         group.add_argument(
             f"--no-{name}", dest=name, action="store_false", default=True, help=help_text
         )
@@ -86,7 +98,7 @@ def run_model(args: argparse.Namespace) -> int:
             + "; leave these out, or give --model key=value pairs"
         )
     if args.step is not None and not args.max_context:
-        raise ValueError("--step is of contexts that are searched; add --max-context")
+        raise ValueError("--step only applies to the context search; add --max-context")
     machine = cluster(args.cluster or _CLUSTER)
     step = None
     if args.max_context:

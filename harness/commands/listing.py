@@ -1,4 +1,4 @@
-"""`list`: the strategies, patterns, clusters, models and precisions that there are."""
+"""List strategies with their options, patterns with a picture, clusters, models and precisions."""
 
 import argparse
 import json
@@ -94,7 +94,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="the strategies, peers, patterns, clusters, models and precisions that there are",
+        help="list strategies, peers, patterns, clusters, models and precisions",
         description=__doc__,
         epilog=example(["list", "list clusters", "list strategies --json"]),
         formatter_class=Help,

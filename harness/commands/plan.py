@@ -78,14 +78,15 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--show",
         choices=("grid", "table", "timeline"),
         default="grid",
-        help="ranks x steps; blocks by rank, and each rank's account; or a Gantt chart",
+        help="grid: tasks by rank and step; table: the rank of each block, each rank's work and "
+        "traffic; timeline: a Gantt chart",
     )
     group = parser.add_argument_group("files and output")
     group.add_argument(
         "--load",
         type=path,
         metavar="FILE",
-        help="prove a saved plan; with --cluster and --show alone",
+        help="prove and print a saved plan (only --cluster and --show may be added)",
     )
     group.add_argument("-o", "--output", type=written, metavar="FILE", help="save the plan as JSON")
     group.add_argument("--json", action="store_true", help="print JSON instead of the grid")
@@ -98,7 +99,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus-per-node",
         type=count,
-        help="ranks that share fast links, by default as many as in a node of the cluster",
+        help="ranks per node (default: as many as the cluster's nodes have)",
     )
     add_problem(parser)
 
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.load is not None:
         idle = given(args, _add_plan)
         if idle:
-            raise ValueError(f"{idle}: a saved plan has its own; leave these out, or --load")
+            raise ValueError(f"--load already fixes {idle}; drop {idle}, or drop --load")
     plan = _load(args.load) if args.load is not None else _make(args)
     try:
         program = verify(plan)

@@ -1,4 +1,4 @@
-"""`reproduce`: every published figure that the project claims, next to ours."""
+"""Show each published figure beside the one computed here, with the error and a verdict."""
 
 import argparse
 import json
@@ -40,23 +40,33 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=Help,
     )
-    parser.add_argument("paper", choices=(*PAPERS, _SPEEDUPS), help="whose figures")
     parser.add_argument(
-        "--table", "--figure", default="", help="only tables whose name has this in it"
+        "paper", choices=(*PAPERS, _SPEEDUPS), help="the paper whose figures to compute"
+    )
+    parser.add_argument(
+        "--table",
+        "--figure",
+        default="",
+        help="only tables or figures whose name contains this, e.g. memory, fig7",
     )
     group = parser.add_argument_group(
-        "ultraattn", "speed-ups: both sides predicted, as they were run and on the same ground"
+        "ultraattn",
+        "speed-ups, predicted twice: with each side's runtime as it was run, and on equal ground",
     )
-    group.add_argument("--cp", type=listed(degree), default=(), help="only these degrees")
+    group.add_argument(
+        "--cp", type=listed(degree), default=(), help="only these context-parallel degrees"
+    )
     group.add_argument(
         "--cluster",
         default="",
-        help="a calibrated one for all (default: that of each figure's measured times)",
+        help="one calibrated cluster for all figures (default: the cluster of each figure)",
     )
     group.add_argument(
-        "--seconds", type=positive, help="planner's budget per distinct tiling (default: its own)"
+        "--seconds",
+        type=positive,
+        help="planner's search time per tiling, seconds (default: the planner's own)",
     )
-    group.add_argument("--jobs", type=count, help=f"plans at once ({cores()})")
+    group.add_argument("--jobs", type=count, help=f"plans to make at once ({cores()})")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
 
@@ -68,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return _speedups(args, console)
     if args.cp or args.cluster or args.seconds or args.jobs:
         raise ValueError(
-            f"cp, cluster, seconds and jobs are of {_SPEEDUPS}'s figures; leave them out"
+            f"--cp, --cluster, --seconds and --jobs only apply to {_SPEEDUPS}; drop them"
         )
     found: list[Figure] = []
     for _, group in groupby(figures(args.paper, args.table), key=lambda figure: figure.table):
@@ -78,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             _print(console, rows)
     if not found:
         names = "; ".join(table["name"] for table in tables(args.paper))
-        raise ValueError(f"table ({args.table}) is in no name; there are {names}")
+        raise ValueError(f"--table ({args.table}) matches no table; choose from {names}")
     off = [figure for figure in found if figure.holds is False]
     if args.json:
         fields = [{**asdict(f), "error": f.error, "holds": f.holds} for f in found]

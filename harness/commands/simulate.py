@@ -1,4 +1,4 @@
-"""`simulate`: one plan on a cluster; on a calibrated one also how much each effect adds."""
+"""Predict the time of one strategy on a cluster, on a calibrated one effect by effect."""
 
 import argparse
 import json
@@ -54,7 +54,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_problem(parser)
     add_simulation(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--explain", action="store_true", help="what each effect adds")
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="show how much each effect adds (calibrated clusters)",
+    )
     group.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

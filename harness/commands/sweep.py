@@ -83,59 +83,92 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         ),
         formatter_class=Help,
     )
-    parser.add_argument("--suite", default="quick", help="a name, or a TOML file")
-    parser.add_argument("--mode", **one_of(Mode), help="which parts of the suite to run")
-    axes = parser.add_argument_group("axes (each replaces the suite's; comma-separated)")
+    parser.add_argument(
+        "--suite", default="quick", help="a suite's name (quick, layer) or a TOML file"
+    )
+    parser.add_argument(
+        "--mode",
+        **one_of(Mode),
+        help="run only the simulated or only the measured parts of the suite",
+    )
+    axes = parser.add_argument_group("axes (comma-separated; each replaces the suite's)")
     axes.add_argument(
         "--strategies",
         type=listed(str),
-        help="names with options; * is all, direct all that do not search, peer:* others' code",
+        help="names with options, e.g. ring,usp:4x2; '*': all; 'direct': all without a search; "
+        "'peer:*': other projects' implementations",
     )
-    axes.add_argument("--patterns", "--pattern", type=listed(str), help="see `list`")
-    axes.add_argument("--cp", type=listed(degree), help="degrees")
-    axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,64k")
+    axes.add_argument(
+        "--patterns", "--pattern", type=listed(str), help="masks, e.g. causal,star (see `list`)"
+    )
+    axes.add_argument("--cp", type=listed(degree), help="context-parallel degrees, e.g. 2,4,8")
+    axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,1m")
     axes.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 32/8")
-    axes.add_argument("--head-dim", type=listed(count), help="widths")
-    axes.add_argument("--batch", type=listed(count), help="batch sizes")
-    axes.add_argument("--dtype", type=listed(dtype), help="precisions")
-    axes.add_argument("--direction", type=listed(choice(Direction)), help="forward,backward")
-    known = f"of {', '.join(CLUSTERS)}, or files that `calibrate` wrote"
+    axes.add_argument("--head-dim", type=listed(count), help="widths of a head, e.g. 128")
+    axes.add_argument("--batch", type=listed(count), help="sequences per batch, e.g. 1,2")
+    axes.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. bfloat16,float32")
+    axes.add_argument(
+        "--direction",
+        type=listed(choice(Direction)),
+        help="forward, backward or both: forward,backward",
+    )
+    known = f"clusters to simulate: {', '.join(CLUSTERS)}, or files that `calibrate` wrote"
     axes.add_argument("--cluster", type=listed(str), help=known)
     axes.add_argument(
-        "--runtime", type=listed(choice(Runtime)), help="of simulated cells: graph,eager-torch"
+        "--runtime",
+        type=listed(choice(Runtime)),
+        help="how simulated work is launched: graph, eager-torch or both",
     )
-    axes.add_argument("--scope", type=listed(choice(Scope)), help="attention,layer")
-    axes.add_argument("--hidden", type=listed(count), help="layers: model widths")
-    axes.add_argument("--rotary", type=listed(positive), help="layers: bases of rotary angles")
-    shapes = f"layers of {', '.join(MODELS)}, or of key=value pairs"
+    axes.add_argument(
+        "--scope",
+        type=listed(choice(Scope)),
+        help="attention alone, or the whole layer with its projections: attention,layer",
+    )
+    axes.add_argument("--hidden", type=listed(count), help="model widths of layers, e.g. 4096")
+    axes.add_argument("--rotary", type=listed(positive), help="rotary bases of layers, e.g. 500000")
+    shapes = f"take the shapes of a model's layers: {', '.join(MODELS)}, or key=value pairs"
     axes.add_argument("--model", type=model, help=shapes)
     runs = parser.add_argument_group("measured cells (defaults in parentheses)")
     runs.add_argument(
-        "--iterations", type=count, default=Limits().iterations, help="that count (%(default)s)"
+        "--iterations",
+        type=count,
+        default=Limits().iterations,
+        help="timed iterations per cell (%(default)s)",
     )
     runs.add_argument(
-        "--warmup", type=count, default=Limits().warmup, help="that do not (%(default)s)"
+        "--warmup",
+        type=count,
+        default=Limits().warmup,
+        help="untimed warm-up iterations per cell (%(default)s)",
     )
-    runs.add_argument("--threads", type=count, default=1, help="of each rank (%(default)s)")
+    runs.add_argument("--threads", type=count, default=1, help="CPU threads per rank (%(default)s)")
     runs.add_argument(
-        "--timeout", type=positive, default=Limits().timeout_s, help="s, per cell (%(default)g)"
+        "--timeout",
+        type=positive,
+        default=Limits().timeout_s,
+        help="time limit per cell, seconds (%(default)g)",
     )
     runs.add_argument(
         "--memory",
         type=positive,
         default=Limits().memory_bytes / _GIB,
-        help="GiB, per rank (%(default)g)",
+        help="memory limit per rank, GiB (%(default)g)",
     )
     out = parser.add_argument_group("results")
-    out.add_argument("-o", "--output", type=path, help="folder (default: results/<time>)")
+    out.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        help="folder for the records and tables (default: results/<time>)",
+    )
     out.add_argument(
         "--resume",
         action="store_true",
-        help="go on where the folder's records end; needs the flags of its sweep again",
+        help="continue the sweep in the folder; repeat the flags that started it",
     )
-    out.add_argument("--dry-run", action="store_true", help="list the cells and stop")
-    out.add_argument("--jobs", type=count, default=cores(), help="simulations at once")
-    out.add_argument("--json", action="store_true", help="print the records on stdout")
+    out.add_argument("--dry-run", action="store_true", help="list the cells without running them")
+    out.add_argument("--jobs", type=count, default=cores(), help="simulated cells to run at once")
+    out.add_argument("--json", action="store_true", help="print the records as JSON on stdout")
     parser.set_defaults(run=run, launch=None)
 
 
@@ -188,8 +221,8 @@ def _say_if_other(asked: set[str], records: Sequence[Record], folder: Path) -> N
     """Say that a folder has none of the cells: flags of its own sweep may have been left out."""
     if records and not any(entry["config_hash"] in asked for entry in records):
         print(
-            f"note: none of the {len(records)} records in {folder} is of the {len(asked)} cells "
-            "asked for; to go on with its own sweep, repeat the flags of that",
+            f"note: none of the {len(records)} records in {folder} belongs to this sweep's "
+            f"{len(asked)} cells; to continue the sweep in that folder, repeat its flags",
             file=sys.stderr,
         )
 
@@ -218,12 +251,12 @@ def _refuse_idle(args: argparse.Namespace, cells: Sequence[Config]) -> None:
     """
     layers = any(cell.scope is Scope.LAYER for cell in cells)
     if (args.hidden or args.rotary) and not layers:
-        raise ValueError("hidden and rotary are of a layer; add --scope layer")
+        raise ValueError("--hidden and --rotary require --scope layer")
     simulated = any(cell.transport is Where.SIMULATED for cell in cells)
     if (args.cluster or args.runtime) and not simulated:
         raise ValueError(
-            "cluster and runtime are of simulated cells, and measured ones run on this machine; "
-            "add --mode simulate, or leave them out"
+            "--cluster and --runtime only apply to simulated cells, and these are all measured; "
+            "add --mode simulate, or drop them"
         )
 
 

@@ -1,6 +1,6 @@
-"""`trace`: one run, drawn as a Gantt chart and written for Perfetto or Chrome.
+"""Draw one run as a Gantt chart, and write it as a trace for Perfetto or Chrome.
 
-Simulated on a cluster, or with `--measured` run on this machine in real processes: there the
+The run is simulated on a cluster, or with --measured takes place here in real processes. There the
 streams are compute, transfer (the time to issue one) and wait (blocked until one has arrived), by a
 clock that all processes share.
 """
@@ -63,17 +63,27 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_simulation(parser)
     group = parser.add_argument_group("measurement")
     group.add_argument(
-        "--measured", action="store_true", help="run it here, in cp processes; give a small problem"
+        "--measured",
+        action="store_true",
+        help="run it on this machine, in cp processes; choose a small problem",
     )
     group.add_argument(
-        "--timeout", type=count, metavar="S", help=f"seconds that the run may take ({_TIMEOUT_S})"
+        "--timeout", type=count, metavar="S", help=f"time limit of a measured run ({_TIMEOUT_S})"
     )
     group = parser.add_argument_group("output")
     group.add_argument(
-        "-o", "--output", type=written, metavar="FILE", help="write Chrome trace JSON"
+        "-o",
+        "--output",
+        type=written,
+        metavar="FILE",
+        help="write a Chrome trace as JSON; open it at ui.perfetto.dev",
     )
-    group.add_argument("--ranks", type=count, default=8, help="how many ranks to draw")
-    group.add_argument("--json", action="store_true", help="print the figures as JSON, no chart")
+    group.add_argument(
+        "--ranks", type=count, default=8, help="how many ranks to draw (%(default)s)"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print the figures as JSON instead of the chart"
+    )
     parser.set_defaults(run=run)
 
 
@@ -82,7 +92,7 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         "--dispatch",
         choices=[d.value for d in Dispatch],
         default=Dispatch.IN_ORDER.value,
-        help="streams first in, first out, or whatever is ready",
+        help="in-order: each stream runs its tasks in the plan's order; greedy: whichever is ready",
     )
 
 
@@ -92,10 +102,14 @@ def run(args: argparse.Namespace) -> int:
     if args.measured:
         idle = given(args, _add_simulation)
         if idle:
-            raise ValueError(f"{idle}: these are of a simulation; leave --measured or these out")
+            raise ValueError(
+                f"{idle}: these only apply to a simulation; drop them, or drop --measured"
+            )
         return _measured(args, problem, direction)
     if args.timeout is not None:
-        raise ValueError(f"--timeout ({args.timeout}) is of a run here; add --measured")
+        raise ValueError(
+            f"--timeout ({args.timeout}) only applies to a measured run; add --measured"
+        )
     machine, runtime = cluster(args.cluster), args.runtime
     require(machine, problem.cp)
     program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))

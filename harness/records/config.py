@@ -58,7 +58,7 @@ class Config:
         """
         layer = self.scope is Scope.LAYER
         if not layer and (self.hidden or self.rotary):
-            raise ValueError("hidden and rotary are of a layer; choose scope layer")
+            raise ValueError("hidden and rotary require scope layer")
         cross = self.seqlen_q != self.seqlen_kv
         return Problem(
             pattern=make_pattern(self.pattern, self.seqlen_q, self.seqlen_kv, cross=cross),
