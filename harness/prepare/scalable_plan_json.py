@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any, TypeVar, get_origin
 
 from harness.prepare.scalable_plan import Structure
-from harness.simulate.job_graph import Call, Launched, Need, Part, Size, Skeleton
+from harness.simulate.job_graph import Call, Launched, Need, NeedKind, Part, Size, Skeleton
 
 T = TypeVar("T", Call, Size, Need, Launched)
 K = TypeVar("K", bound=Hashable)
@@ -116,6 +116,7 @@ def _parts(text: dict[str, Any]) -> tuple[Part, ...]:
 
 def _need(line: list[Any]) -> Need:
     values = dict(zip(Need._fields, line, strict=True))
+    values["kind"] = NeedKind(values["kind"])
     values["calls"] = tuple([_exact(Call._make(call)) for call in _one(values["calls"], list)])
     for name in ("size", "far_size"):
         values[name] = _exact(Size._make(values[name]))

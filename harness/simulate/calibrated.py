@@ -16,7 +16,7 @@ from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, legs_of
 from harness.simulate.contention import Job
 from harness.simulate.job_costs import Pricer, convention
-from harness.simulate.job_graph import Call, Part, Skeleton, calls_on, skeleton
+from harness.simulate.job_graph import Call, NeedKind, Part, Skeleton, calls_on, skeleton
 from harness.simulate.trace import Source, Span, Stream, Trace, kind_of
 
 _OF_QUEUE = (
@@ -117,7 +117,7 @@ def trust(
     needs = {part.need for part in shape.parts}
     for call in {call for need in needs for call in need.calls}:
         within = within and _inside(call, prices)
-    sizes = [prices.wire_bytes(need.size) for need in needs if need.kind == "transfer"]
+    sizes = [prices.wire_bytes(need.size) for need in needs if need.kind is NeedKind.TRANSFER]
     within = within and max(sizes, default=0.0) <= fitted.range.max_message_bytes
     per_node = fitted.hardware.gpus_per_node
     kind = plan_class(
@@ -176,7 +176,7 @@ def spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
         if isinstance(task, Collective):
             spans += _exchange(plan, part, when, prices.calibration.hardware.gpus_per_node)
             continue
-        if part.need.kind == "copy":
+        if part.need.kind is NeedKind.COPY:
             kind = "copy"
         size = sum(leg_bytes(plan, leg) for leg in legs_of(task))
         for queue in part.queues:

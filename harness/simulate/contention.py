@@ -138,7 +138,8 @@ class _Run:
         self.gated = [len(job.gates) for job in jobs]
         self.followers: list[list[int]] = [[] for _ in jobs]
         self.opened: dict[int, list[int]] = {}  # by job, the transfers whose destinations wait
-        self.unposted = [len(job.queues) for job in jobs]
+        self.unposted = [len(job.queues) for job in jobs]  # ends of a transfer still to be posted
+        self.asked = [False] * len(jobs), [False] * len(jobs)  # by end: whether it has asked to be
         lines: defaultdict[int, _Line] = defaultdict(_Line)
         ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
         # Jobs share queues and ranks by the thousand, so they share what names them too.
@@ -253,7 +254,7 @@ class _Run:
         """Post the next message of a transfer."""
         self.left[index], self.pace_s[index] = 1.0, -1.0
         sides = len(self.ranks[index])
-        self.unposted[index] = sides | 0b11 << 4  # both ends have asked before
+        self.unposted[index] = sides  # both have asked before, so `offer_transfer` leaves them be
         for side in range(sides):
             self.ask(index, side)
 
@@ -312,10 +313,10 @@ class _Run:
         for side, line in enumerate(self.lines[index]):
             if waits[side]:
                 continue
-            posted = self.unposted[index] >> (side + 4) & 1
-            if posted or line.first() != index:
+            asked = self.asked[side]
+            if asked[index] or line.first() != index:
                 continue
-            self.unposted[index] |= 1 << (side + 4)
+            asked[index] = True
             self.ask(index, side)
 
     def ask(self, index: int, side: int) -> None:
@@ -347,7 +348,7 @@ class _Run:
         ranks = self.ranks[index]
         self.hold(ranks[side], 1)
         self.unposted[index] -= 1
-        if not self.unposted[index] & 3:
+        if not self.unposted[index]:
             job = self.jobs[index]
             self.since_s[index] = self.now
             if not self.sent[index]:

@@ -7,6 +7,7 @@ partial results in the inputs' precision, no lse and no delta, and merges nothin
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration
 from harness.cluster.effects import ALL, Crowd, Effect, crowded_s
@@ -14,7 +15,7 @@ from harness.cluster.kernel_model import Kernels
 from harness.cluster.link_model import Curve
 from harness.plan.problem import Direction, Dtype
 from harness.simulate.contention import HELD, Job, run
-from harness.simulate.job_graph import Call, Launched, Need, Size, Skeleton
+from harness.simulate.job_graph import Call, Launched, Need, NeedKind, Size, Skeleton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ class Pricer:
     def jobs(self, skeleton: Skeleton) -> list[Job]:
         """Price all parts of a skeleton."""
         needs = dict.fromkeys(part.need for part in skeleton.parts)
-        sizes = [self.wire_bytes(need.size) for need in needs if need.kind == "transfer"]
+        sizes = [self.wire_bytes(need.size) for need in needs if need.kind is NeedKind.TRANSFER]
         self._largest = max(sizes, default=0.0)
         # Where all GPUs of a node send to other nodes a pair gets less than it would get alone.
         self._alone = skeleton.lonely and self.far_ranks == 1
@@ -152,10 +153,10 @@ class Pricer:
         jobs: list[Job] = []
         for part in skeleton.parts:
             seconds, wave_s = prices[part.need]
-            if part.need.kind == "tile" and part.ranks and part.ranks[0] in even:
+            if part.need.kind is NeedKind.TILE and part.ranks and part.ranks[0] in even:
                 seconds = tuple(s * even[part.ranks[0]] for s in seconds)
             release = max(map(self.launch_s, part.launched), default=0.0) if self.hosted else 0.0
-            moves = part.need.kind == "transfer"
+            moves = part.need.kind is NeedKind.TRANSFER
             # torch's transfer stream waits for what the host has launched before, and then for SMs
             # until all thread blocks of the kernel that runs by then have had theirs. Inside a node
             # a transfer is under way before that kernel is.
@@ -165,22 +166,22 @@ class Pricer:
             # A backward kernel begins with helpers of short thread blocks; a transfer that could
             # start as well gets its SMs beside them.
             early = patient and self.direction is Direction.BACKWARD
-            tail_s = self.fold_s(part.need) if part.need.kind == "tile" else 0.0
+            tail_s = self.fold_s(part.need) if part.need.kind is NeedKind.TILE else 0.0
             jobs.append(
                 Job(
-                    part.queues,
-                    part.ranks,
-                    seconds,
-                    after,
-                    release,
-                    wave_s,
-                    moves,
-                    patient,
-                    messages,
-                    part.gates,
-                    tail_s,
-                    early,
-                    len(part.peers) or min(1, len(part.ranks)),
+                    queues=part.queues,
+                    ranks=part.ranks,
+                    seconds=seconds,
+                    after=after,
+                    release_s=release,
+                    wave_s=wave_s,
+                    moves=moves,
+                    patient=patient,
+                    messages=messages,
+                    gates=part.gates,
+                    tail_s=tail_s,
+                    early=early,
+                    cores=len(part.peers) or min(1, len(part.ranks)),
                 )
             )
         return jobs
@@ -205,7 +206,7 @@ class Pricer:
         """Per rank, what makes its tiles take the mean of all ranks."""
         work: dict[int, float] = {}
         for part in skeleton.parts:
-            if part.need.kind == "tile":
+            if part.need.kind is NeedKind.TILE:
                 rank = part.ranks[0]
                 work[rank] = work.get(rank, 0.0) + prices[part.need][0][0]
         ranks = sum(skeleton.alike[rank] for rank in work)
@@ -215,24 +216,26 @@ class Pricer:
     def price(self, need: Need, *, far: bool = False) -> tuple[tuple[float, ...], float]:
         """Seconds of a need (see `Job.seconds`), and a wave's if it is a kernel."""
         match need.kind:
-            case "tile":
+            case NeedKind.TILE:
                 return self.tile(need, far=far)
-            case "transfer":
+            case NeedKind.TRANSFER:
                 return self.transfer(need), 0.0
-            case "collective":
+            case NeedKind.COLLECTIVE:
                 return (self.collective(need),), 0.0
-            case "merge":
+            case NeedKind.MERGE:
                 return (self.fold_s(need),), 0.0
-            case "delta" | "finish" | "copy" if self.convention.merges:
-                return (self.memory_s(need, 1.0),), 0.0
-            case "linear":
+            case NeedKind.DELTA | NeedKind.FINISH | NeedKind.COPY:
+                return (self.memory_s(need, 1.0) if self.convention.merges else 0.0,), 0.0
+            case NeedKind.LINEAR:
                 rate = LINEAR_EFFICIENCY * self.calibration.hardware.peak_flops_per_s(self.dtype)
                 flops = need.flops * self.heads * self.scale_q if self.compute else 0.0
                 return (flops / rate,), 0.0
-            case "host":
+            case NeedKind.HOST:
                 return (self.host_s(need),), 0.0
-            case _:
+            case NeedKind.DELAY:
                 return (0.0,), 0.0
+            case _:
+                assert_never(need.kind)
 
     def tile(self, need: Need, *, far: bool) -> tuple[tuple[float, ...], float]:
         """Time a tile with nothing beside it and with transfers beside it."""

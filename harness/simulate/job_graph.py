@@ -2,20 +2,21 @@
 
 Two problems that differ only in the lengths of their chunks and in the number of heads have the
 same tasks. A skeleton keeps, per job, what it needs in units of a small reference problem: kernel
-calls (rows x columns), and bytes that scale with queries or with keys. `priced` turns it into jobs
-for `dynamics.run`.
+calls (rows x columns), and bytes that scale with queries or with keys. `job_costs.Pricer` turns it
+into jobs for `contention.run`.
 
 It can also be folded: jobs that look alike and wait for jobs that look alike run at the same times,
 so one of each kind is enough. The kinds are the coarsest partition in which every job of a kind
 needs, queues behind, and is queued with the same kinds (colour refinement); a plan that every rank
-runs in step becomes as small as one rank's part. `tests/harness/test_skeleton.py` shows that times
-stay equal, to the bit, where both can be run.
+runs in step becomes as small as one rank's part. `tests/harness/simulate/test_job_graph.py` shows
+that times stay equal, to the bit, where both can be run.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import StrEnum
+from typing import NamedTuple, assert_never
 
 from harness.cluster.calibration import Calibration
 from harness.plan.kernel_calls import lower
@@ -39,7 +40,6 @@ from harness.plan.tasks import (
     Tile,
     Transfer,
 )
-from harness.simulate.contention import Job
 
 RESULTS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
 _PER_ROW = frozenset({Tensor.LSE, Tensor.LSE_PART, Tensor.DELTA})
@@ -76,12 +76,32 @@ class Size(NamedTuple):
     row_q: int = 0
 
 
+class NeedKind(StrEnum):
+    """What a job does; whoever prices jobs must know a price for each.
+
+    COPY moves inside the memory of a GPU, HOST between a GPU and its host, TRANSFER between two
+    ranks. A DELAY takes no time.
+    """
+
+    __hash__ = str.__hash__  # an enum's own hash is a python function, and jobs are many
+
+    TILE = "tile"
+    MERGE = "merge"
+    FINISH = "finish"
+    DELTA = "delta"
+    LINEAR = "linear"
+    COPY = "copy"
+    HOST = "host"
+    TRANSFER = "transfer"
+    COLLECTIVE = "collective"
+    DELAY = "delay"
+
+
 class Need(NamedTuple):
     """What one job takes.
 
     Attributes:
-        kind: `tile`, `merge`, `finish`, `delta`, `linear`, `copy`, `host`, `transfer`,
-            `collective`, or `` for a delay.
+        kind: What it does.
         calls: Kernel calls of a tile.
         size: What a transfer moves; what a rank gets of a collective from its own node; what a tile
             folds into accumulators that exist already; what another kernel reads and writes.
@@ -96,7 +116,7 @@ class Need(NamedTuple):
         messages: Of a transfer, how many tensors it moves.
     """
 
-    kind: str
+    kind: NeedKind
     calls: tuple[Call, ...] = ()
     size: Size = Size()
     far: bool = False
@@ -139,7 +159,7 @@ Calls = Callable[[Plan, Tile], tuple[Call, ...]]
 
 
 class Part(NamedTuple):
-    """A job without times, see `dynamics.Job`.
+    """A job without times, see `contention.Job`.
 
     Attributes:
         queues: As there.
@@ -184,28 +204,6 @@ class Skeleton:
     alike: Mapping[int, int]
     lonely: bool
 
-    def priced(self, price: Callable[[Need], tuple[tuple[float, ...], float]]) -> list[Job]:
-        """Fill in times: `price` returns seconds per transfers beside, and a wave's."""
-        known: dict[Need, tuple[tuple[float, ...], float]] = {}
-        jobs = []
-        for part in self.parts:
-            if part.need not in known:
-                known[part.need] = price(part.need)
-            seconds, wave_s = known[part.need]
-            moves = part.need.kind == "transfer"
-            jobs.append(
-                Job(
-                    part.queues,
-                    part.ranks,
-                    seconds,
-                    part.after,
-                    wave_s=wave_s,
-                    moves=moves,
-                    gates=part.gates,
-                )
-            )
-        return jobs
-
 
 def skeleton(
     program: Program,
@@ -240,7 +238,7 @@ def skeleton(
                 peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
                 parts.append(Part((), (), after, need, index, peers))
             case Free():
-                parts.append(Part((), (), after, Need(""), index))
+                parts.append(Part((), (), after, Need(NeedKind.DELAY), index))
             case _:
                 rank = task.place.rank
                 need = _compute(program, index, made, sizes, queries.get(rank, 0))
@@ -255,7 +253,7 @@ def skeleton(
         kept, alike = _folded(whole)
     senders: dict[int, set[int]] = {}
     for part in whole:
-        if part.need.kind == "transfer" and part.need.far:
+        if part.need.kind is NeedKind.TRANSFER and part.need.far:
             senders.setdefault(part.ranks[0] // gpus_per_node, set()).add(part.ranks[0])
     lonely = all(len(ranks) == 1 for ranks in senders.values())
     lengths = problem.seqlen_q, problem.seqlen_kv
@@ -275,7 +273,7 @@ def _in_turn(parts: Sequence[Part], program: Program) -> list[Part]:
     found = []
     for index, (part, step) in enumerate(zip(parts, program.steps, strict=True)):
         after, ranks = set(part.after), part.peers or part.ranks
-        moves = part.need.kind in ("transfer", "collective")
+        moves = part.need.kind in (NeedKind.TRANSFER, NeedKind.COLLECTIVE)
         sent = [access for access in step.accesses if moves and access.mode is not Mode.CREATE]
         for rank in {access.place.rank for access in sent}:
             owed[rank] |= copied.pop(rank, set())
@@ -308,7 +306,7 @@ def _batched(parts: Sequence[Part]) -> list[Part]:
     received: dict[int, tuple[int, int]] = {}  # transfer -> rank, how many it had received before
     counts: dict[int, int] = {}
     for index, part in enumerate(parts):
-        if part.need.kind == "transfer":
+        if part.need.kind is NeedKind.TRANSFER:
             src, dst = part.ranks
             sends.setdefault(src, []).append(index)
             received[index] = dst, counts.get(dst, 0)
@@ -316,41 +314,78 @@ def _batched(parts: Sequence[Part]) -> list[Part]:
     found = []
     for index, part in enumerate(parts):
         more = set(part.after)
-        if part.need.kind != "transfer":
+        if part.need.kind is not NeedKind.TRANSFER:
             for rank, at in (received[earlier] for earlier in part.after if earlier in received):
                 more.update(sends.get(rank, [])[at : at + 1])
         found.append(part._replace(after=tuple(sorted(n for n in more if n < index))))
     return found
 
 
-def _launched(parts: Sequence[Part]) -> list[Part]:
-    """Note what hosts have launched by each part, in the plan's order.
+@dataclass(slots=True)
+class _Host:
+    """What the host of a rank has launched so far, before sends and receives are one batch.
 
-    A send and a receive are launched together: as many batches as there are of the more frequent.
+    Attributes are those of `Launched`; of what moves, each side apart.
     """
-    # calls, folds, merges; sends, receives; afar; again, slices; messages sent, received
-    hosts: dict[int, list[int]] = {}
+
+    calls: int = 0
+    folds: int = 0
+    merges: int = 0
+    again: int = 0
+    slices: int = 0
+    sends: int = 0
+    receives: int = 0
+    far_sends: int = 0
+    far_receives: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def attend(self, need: Need) -> None:
+        """Launch a tile."""
+        if need.again:
+            self.again += len(need.calls)
+        else:
+            self.calls += len(need.calls)
+        self.folds += any(need.size)
+        self.slices += need.sliced
+
+    def send(self, need: Need) -> None:
+        """Launch the sending side of what moves."""
+        self.sends += 1
+        self.far_sends += need.far
+        self.sent += need.messages
+
+    def receive(self, need: Need) -> None:
+        """Launch the receiving side of what moves."""
+        self.receives += 1
+        self.far_receives += need.far
+        self.received += need.messages
+
+    @property
+    def launched(self) -> Launched:
+        """All of it: as many batches as there are of the more frequent of sends and receives."""
+        return Launched(
+            calls=self.calls,
+            folds=self.folds,
+            merges=self.merges,
+            moves=max(self.sends, self.receives),
+            again=self.again,
+            far=max(self.far_sends, self.far_receives),
+            slices=self.slices,
+            messages=max(self.sent, self.received),
+        )
+
+
+def _launched(parts: Sequence[Part]) -> list[Part]:
+    """Note what hosts have launched by each part, in the plan's order."""
+    hosts: defaultdict[int, _Host] = defaultdict(_Host)
     latest: dict[int, int] = {}
     found = []
     for index, part in enumerate(parts):
         need = part.need
-        who: tuple[tuple[int, int, int], ...] = ()  # rank, which count, how many more
-        if need.kind == "tile":
-            rank = part.ranks[0]
-            kind = 7 if need.again else 0
-            folds = int(any(need.size))
-            who = (rank, kind, len(need.calls)), (rank, 1, folds), (rank, 8, int(need.sliced))
-        elif need.kind == "merge":
-            who = ((part.ranks[0], 2, 1),)
-        elif need.kind in ("transfer", "collective"):
-            who = _moves(part)
-        for rank, count, more in who:
-            hosts.setdefault(rank, [0] * 11)[count] += more
-        launched = tuple(
-            Launched(h[0], h[1], h[2], max(h[3:5]), h[7], max(h[5:7]), h[8], max(h[9:]))
-            for h in ([hosts[rank] for rank in part.peers or part.ranks] if who else ())
-        )
-        moves = need.kind == "transfer"
+        ranks = _launch(part, hosts)
+        launched = tuple([hosts[rank].launched for rank in ranks])
+        moves = need.kind is NeedKind.TRANSFER
         before: tuple[int, ...] = ()
         # Gradients of keys wait for what made them, and are sent when a step has ended.
         if moves and need.far and not need.size.result_kv:
@@ -361,15 +396,34 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def _moves(part: Part) -> tuple[tuple[int, int, int], ...]:
-    """What a transfer or collective adds to the counts of its ranks."""
-    if part.peers:
-        sides = [(rank, side) for rank in part.peers for side in (0, 1)]
-    else:
-        sides = [(part.ranks[0], 0), (part.ranks[1], 1)]
-    first = ((3, 1), (5, 1)) if part.need.far else ((3, 1),)
-    counts = (*first, (9, part.need.messages))
-    return tuple((rank, at + side, more) for rank, side in sides for at, more in counts)
+def _launch(part: Part, hosts: Mapping[int, _Host]) -> tuple[int, ...]:
+    """Let the hosts of a part's ranks launch it; return them, none if that costs no host time."""
+    need = part.need
+    match need.kind:
+        case NeedKind.TILE:
+            hosts[part.ranks[0]].attend(need)
+        case NeedKind.MERGE:
+            hosts[part.ranks[0]].merges += 1
+        case NeedKind.TRANSFER:
+            src, dst = part.ranks
+            hosts[src].send(need)
+            hosts[dst].receive(need)
+        case NeedKind.COLLECTIVE:
+            for rank in part.peers:
+                hosts[rank].send(need)
+                hosts[rank].receive(need)
+        case (
+            NeedKind.FINISH
+            | NeedKind.DELTA
+            | NeedKind.LINEAR
+            | NeedKind.COPY
+            | NeedKind.HOST
+            | NeedKind.DELAY
+        ):
+            return ()
+        case _:
+            assert_never(need.kind)
+    return part.peers or part.ranks
 
 
 def calls_of(plan: Plan, tile: Tile) -> tuple[Call, ...]:
@@ -443,7 +497,7 @@ class _Sizes:
         need = self.moving.get((pieces, far))
         if need is None:
             messages = len({piece.tensor for piece in pieces})
-            need = Need("transfer", size=self.of(pieces), far=far, messages=messages)
+            need = Need(NeedKind.TRANSFER, size=self.of(pieces), far=far, messages=messages)
             self.moving[pieces, far] = need
         return need
 
@@ -465,10 +519,10 @@ def _transfer(
     src, dst = leg.src.rank, leg.dst.rank
     if src == dst:
         if leg.src.memory is leg.dst.memory:
-            need = Need("copy", size=sizes.of(leg.pieces))
+            need = Need(NeedKind.COPY, size=sizes.of(leg.pieces))
             return Part((src * _STREAMS,), (src,), after, need, index)
         away = leg.dst.memory is Memory.HOST
-        need = Need("host", size=sizes.of(leg.pieces))
+        need = Need(NeedKind.HOST, size=sizes.of(leg.pieces))
         return Part((src * _STREAMS + (5 if away else 6),), (src,), after, need, index)
     far = src // gpus_per_node != dst // gpus_per_node
     base = 3 if far else 1
@@ -507,7 +561,7 @@ def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
     # all-to-all brings is for one rank.
     shared = far and task.kind is not CollectiveKind.ALL_TO_ALL
     return Need(
-        "collective",
+        NeedKind.COLLECTIVE,
         size=size,
         far=bool(far),
         far_size=far_size,
@@ -537,7 +591,7 @@ def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries:
             delta = task.reads[-1].tensor is _DELTA
             made = calls(plan, task)
             return Need(
-                "tile",
+                NeedKind.TILE,
                 calls=made,
                 size=sizes.of(old),
                 delta=delta,
@@ -545,16 +599,18 @@ def _compute(program: Program, index: int, calls: Calls, sizes: _Sizes, queries:
                 sliced=sum([call.rows for call in made]) < queries,
             )
         case Merge():
-            return Need("merge", size=sizes.of(task.sources))
+            return Need(NeedKind.MERGE, size=sizes.of(task.sources))
         case Finish():
-            return Need("finish", size=sizes.of((*task.parts, *task.results)))
+            return Need(NeedKind.FINISH, size=sizes.of((*task.parts, *task.results)))
         case Delta():
-            return Need("delta", size=sizes.of((task.out, task.dout, task.result)))
+            return Need(NeedKind.DELTA, size=sizes.of((task.out, task.dout, task.result)))
         case Linear():
             size = sizes.of((*task.reads, *task.writes))
-            return Need("linear", size=size, flops=linear_flops(plan, task) // plan.problem.batch)
-        case _:
-            return Need("")
+            return Need(
+                NeedKind.LINEAR, size=size, flops=linear_flops(plan, task) // plan.problem.batch
+            )
+        case Transfer() | Collective() | Free():
+            raise AssertionError(f"task {index} computes nothing")
 
 
 def _folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:

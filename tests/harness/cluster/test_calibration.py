@@ -10,7 +10,7 @@ from harness.cluster.link_model import Curve
 from harness.cluster.presets import CLUSTERS
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.simulate.job_costs import HARNESS, TORCH, ULTRA, Pricer, launched_by
-from harness.simulate.job_graph import Launched, Need, Size, Skeleton, skeleton
+from harness.simulate.job_graph import Launched, Need, NeedKind, Size, Skeleton, skeleton
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -187,7 +187,9 @@ def test_without_kernels_or_transfers_only_the_other_is_left() -> None:
 def test_partial_results_travel_in_the_precision_of_the_convention() -> None:
     made = shape("grid:rows=1", "full")
     need = next(
-        part.need for part in made.parts if part.need.kind == "transfer" and part.need.size.result_q
+        part.need
+        for part in made.parts
+        if part.need.kind is NeedKind.TRANSFER and part.need.size.result_q
     )
     tokens = 4 * 1024 * 32
     assert pricer(convention=ULTRA).wire_bytes(need.size) == tokens * 128 * 2
@@ -206,7 +208,7 @@ def test_eager_merges_move_what_their_operations_do() -> None:
     ):
         prices = pricer(convention=TORCH, direction=direction)
         fitted = prices.calibration.effects.eager.passes / 6.5
-        took = prices.fold_s(Need("tile", size=size, **kind))
+        took = prices.fold_s(Need(NeedKind.TILE, size=size, **kind))
         bandwidth = prices.calibration.kernels.memory_bandwidth_bytes_per_s
         assert took == pytest.approx(passes * fitted * moved / bandwidth)
 

@@ -202,6 +202,13 @@ def test_any_value_of_another_type_is_refused() -> None:
     assert {("parts", "after", "any"), ("needs", "tile", 1, 0, 4)} <= seen
 
 
+def test_a_kind_of_job_that_nothing_prices_is_refused() -> None:
+    whole = text(text_of(small()))
+    assert whole["needs"][0][0] == "tile"
+    for other in ("tiles", "Tile", "", "attend"):
+        assert structure_from(packed(changed(whole, ("needs", 0, 0), other))) is None
+
+
 def test_a_text_that_lacks_anything_is_refused() -> None:
     whole = text(text_of(small()))
     for name in whole:

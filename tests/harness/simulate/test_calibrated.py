@@ -17,7 +17,7 @@ from harness.records.cell import Status
 from harness.records.config import Config, Where
 from harness.reproduce.published_runs import Case, baseline_convention
 from harness.simulate.calibrated import lower_bound_s, pricer, skeleton_on, trust
-from harness.simulate.job_graph import Call
+from harness.simulate.job_graph import Call, NeedKind
 from harness.simulate.simulator import simulate
 from harness.simulate.trace import Stream
 from harness.sweep.simulate_cells import simulate_cell
@@ -253,11 +253,11 @@ def test_eager_transfers_between_nodes_come_beside_what_a_kernel_begins_and_ends
         prices = pricer(cell.problem, way, H800, eager=eager)
         shape = skeleton_on(made, H800, eager=eager, fold=False)
         for part, job in zip(shape.parts, prices.jobs(shape), strict=True):
-            if part.need.kind == "transfer":
+            if part.need.kind is NeedKind.TRANSFER:
                 assert job.messages == (2 if eager else 1)  # k and v, or dk and dv
                 assert job.patient is (eager and part.need.far)
                 assert job.early is (job.patient and way is Direction.BACKWARD)
-            elif part.need.kind == "tile":
+            elif part.need.kind is NeedKind.TILE:
                 folds = prices.fold_s(part.need) if any(part.need.size) else 0.0
                 assert job.tail_s == folds
                 assert min(job.seconds) > job.tail_s

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -9,8 +10,8 @@ from harness.plan.residency import Program
 from harness.plan.tasks import Transfer
 from harness.schedule.post_late import posted_late
 from harness.simulate.calibrated import skeleton_on
-from harness.simulate.contention import run
-from harness.simulate.job_graph import Need, calls_of, skeleton
+from harness.simulate.contention import Job, run
+from harness.simulate.job_graph import Need, NeedKind, Skeleton, calls_of, skeleton
 from harness.simulate.simulator import simulate
 from harness.simulate.trace import Stream
 from harness.verify.proof import verify
@@ -41,6 +42,25 @@ def program(text: str, pattern: str, cp: int, direction: Direction, heads: int =
     return verify(strategy(text).plan(problem, direction))
 
 
+def priced(shape: Skeleton, price: Callable[[Need], tuple[tuple[float, ...], float]]) -> list[Job]:
+    """Jobs with times: `price` returns seconds per transfers beside, and a wave's."""
+    jobs = []
+    for part in shape.parts:
+        seconds, wave_s = price(part.need)
+        jobs.append(
+            Job(
+                queues=part.queues,
+                ranks=part.ranks,
+                seconds=seconds,
+                after=part.after,
+                wave_s=wave_s,
+                moves=part.need.kind is NeedKind.TRANSFER,
+                gates=part.gates,
+            )
+        )
+    return jobs
+
+
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(("text", "pattern", "cp", "late"), CASES)
 def test_folding_changes_no_time(
@@ -57,14 +77,14 @@ def test_folding_changes_no_time(
         def price(
             need: Need, move: float = move, wave_s: float = wave_s
         ) -> tuple[tuple[float, ...], float]:
-            if need.kind == "transfer":
+            if need.kind is NeedKind.TRANSFER:
                 far, extra = 1 + need.far, sum(need.size) % 7 * 0.01
                 return (far * move + extra, far * move * 1.4 + extra), 0.0
-            if need.kind == "tile":
+            if need.kind is NeedKind.TILE:
                 return (1.0, 1.1, 1.25, 1.3), wave_s
             return (0.1,), 0.0
 
-        ends = [max(run(s.priced(price), blocking=blocking)[1]) for s in (whole, folded)]
+        ends = [max(run(priced(s, price), blocking=blocking)[1]) for s in (whole, folded)]
         assert ends[0] == ends[1]
 
 
@@ -196,14 +216,14 @@ def test_a_thread_in_a_kernel_issues_no_transfer(text: str) -> None:
     busy: dict[int, int] = {}
     held = 0
     for index, (part, before) in enumerate(zip(bound, free, strict=True)):
-        if part.need.kind in ("transfer", "collective"):
+        if part.need.kind in (NeedKind.TRANSFER, NeedKind.COLLECTIVE):
             kernels = {busy[rank] for rank in part.peers or part.ranks if rank in busy}
             assert set(part.after) >= {*before.after, *kernels}
             held += len(kernels - set(before.after))
         else:
             busy.update(dict.fromkeys(part.ranks, index))
     if text == "ulysses":  # copies of heads are sent, and live until the rank sends again
-        *_, there, back = [i for i, p in enumerate(bound) if p.need.kind == "collective"]
+        *_, there, back = [i for i, p in enumerate(bound) if p.need.kind is NeedKind.COLLECTIVE]
         assert there in bound[back].after
         assert there not in free[back].after
     # An all-gather comes before the first kernel, and heads go home behind the last.
