@@ -20,6 +20,30 @@ class LinkClass(StrEnum):
     HOST = "host"
 
 
+def node_of(rank: int, gpus_per_node: int) -> int:
+    """The node of a rank: ranks fill nodes in order."""
+    return rank // gpus_per_node
+
+
+def link_between(src: Place, dst: Place, gpus_per_node: int) -> LinkClass:
+    """What bytes cross between two places.
+
+    Raises:
+        UnsupportedError: One end is the host memory of another rank.
+    """
+    if src == dst:
+        return LinkClass.LOCAL
+    if src.rank == dst.rank:
+        return LinkClass.HOST
+    if Memory.HOST in (src.memory, dst.memory):
+        raise UnsupportedError(
+            f"a transfer from {src} to {dst} must not cross two links",
+            ("a transfer over the host link and another between the devices",),
+        )
+    same = node_of(src.rank, gpus_per_node) == node_of(dst.rank, gpus_per_node)
+    return LinkClass.NVLINK if same else LinkClass.NIC
+
+
 class Runtime(StrEnum):
     """How work reaches the GPU: a captured graph, or one launch after another by eager torch."""
 
@@ -157,25 +181,11 @@ class Cluster:
 
     def node(self, rank: int) -> int:
         """The node of a rank."""
-        return rank // self.gpus_per_node
+        return node_of(rank, self.gpus_per_node)
 
     def link_class(self, src: Place, dst: Place) -> LinkClass:
-        """What bytes cross between two places.
-
-        Raises:
-            UnsupportedError: One end is the host memory of another rank.
-        """
-        if src == dst:
-            return LinkClass.LOCAL
-        if src.rank == dst.rank:
-            return LinkClass.HOST
-        if Memory.HOST in (src.memory, dst.memory):
-            raise UnsupportedError(
-                f"cluster {self.name}: a transfer from {src} to {dst} must not cross two links",
-                ("a transfer over the host link and another between the devices",),
-            )
-        same = self.node(src.rank) == self.node(dst.rank)
-        return LinkClass.NVLINK if same else LinkClass.NIC
+        """What bytes cross between two places; see `link_between`."""
+        return link_between(src, dst, self.gpus_per_node)
 
     def link(self, kind: LinkClass) -> Link:
         """The port of a link class; a local copy goes through the GPU's own memory."""

@@ -42,8 +42,9 @@ from harness.plan.tasks import Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
 from harness.report.format import named
+from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import gantt, kind_of
+from harness.simulate.trace import kind_of
 from harness.verify.proof import verify
 from strategies import strategy
 

@@ -32,9 +32,11 @@ from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.report.format import named
 from harness.simulate.bounds import Bounds, bounds, problem_bound_s
+from harness.simulate.chrome import to_chrome
+from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Dispatch
-from harness.simulate.trace import Trace, gantt, to_chrome
+from harness.simulate.trace import Trace
 from harness.verify.proof import verify
 from strategies import strategy
 

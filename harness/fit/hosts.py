@@ -16,7 +16,7 @@ from harness.fit.minimise import Reals
 from harness.plan.problem import Direction
 from harness.reproduce.published_runs import Case, baseline, baseline_convention, predict
 from harness.simulate.job_costs import launched_by
-from harness.simulate.job_graph import Launched
+from harness.simulate.jobs import Launched
 
 TRANSFER_S = 40e-6
 """Of an isend and an irecv. No row tells it from what else a step launches, so it is set.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from harness.cluster.calibration import Calibration
+from harness.cluster.machine import LinkClass, link_between
 from harness.memory.ledger import peaks
 from harness.plan.imbalance import imbalance_lockstep, imbalance_total
 from harness.plan.plan import Plan
@@ -18,7 +19,7 @@ from harness.plan.sizes import leg_bytes, traffic
 from harness.plan.tasks import Scope, legs_of
 from harness.records.config import Config
 from harness.simulate.calibrated import skeleton_on
-from harness.simulate.job_graph import Skeleton
+from harness.simulate.jobs import Skeleton
 from patterns import make_pattern
 from patterns.pattern import Pattern
 from strategies import strategy
@@ -104,12 +105,9 @@ def _link_bytes(plan: Plan, gpus_per_node: int) -> dict[str, int]:
     total: dict[str, int] = {}
     for task in plan.tasks:
         for leg in legs_of(task):
-            if leg.src == leg.dst:
-                continue
-            a, b = leg.src.rank, leg.dst.rank
-            near = "nvlink" if a // gpus_per_node == b // gpus_per_node else "nic"
-            name = "host" if a == b else near
-            total[name] = total.get(name, 0) + leg_bytes(plan, leg)
+            link = link_between(leg.src, leg.dst, gpus_per_node)
+            if link is not LinkClass.LOCAL:
+                total[link.value] = total.get(link.value, 0) + leg_bytes(plan, leg)
     return total
 
 

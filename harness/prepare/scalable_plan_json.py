@@ -20,7 +20,8 @@ from itertools import chain
 from typing import Any, TypeVar, get_origin
 
 from harness.prepare.scalable_plan import Structure
-from harness.simulate.job_graph import Call, Launched, Need, NeedKind, Part, Size, Skeleton
+from harness.simulate.jobs import Launched, Need, NeedKind, Part, Size, Skeleton
+from harness.simulate.tile_calls import Call
 
 T = TypeVar("T", Call, Size, Need, Launched)
 K = TypeVar("K", bound=Hashable)

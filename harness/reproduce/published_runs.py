@@ -28,7 +28,9 @@ from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.strategy import Context
 from harness.simulate.job_costs import TORCH, ULTRA, Convention, Pricer
-from harness.simulate.job_graph import Call, Skeleton, skeleton
+from harness.simulate.job_graph import skeleton
+from harness.simulate.jobs import Skeleton
+from harness.simulate.tile_calls import Call
 from harness.verify.proof import verify
 from patterns import make_pattern
 from patterns.pattern import Pattern

@@ -18,9 +18,8 @@ from harness.cluster.machine import Cluster
 from harness.plan.dependencies import reordered
 from harness.plan.plan import Plan
 from harness.plan.tasks import Transfer
-from harness.simulate.streams import stream_of
+from harness.simulate.queues import Stream, stream_of
 from harness.simulate.timeline import TaskGraph, Timeline, graph_of, issued_ahead
-from harness.simulate.trace import Stream
 
 _SLACK = 1e-9  # of the whole time: what differs by less happens at once
 Ends = tuple[int, int]

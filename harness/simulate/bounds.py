@@ -17,9 +17,9 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import problem_flops, tile_flops
 from harness.plan.tasks import Tile
-from harness.simulate.streams import Work, stream_of, work_of
+from harness.simulate.queues import Stream, stream_of
+from harness.simulate.streams import Work, work_of
 from harness.simulate.task_costs import Costs
-from harness.simulate.trace import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from harness.cluster.calibration import Calibration, plan_class
 from harness.cluster.effects import ALL, Effect
+from harness.cluster.machine import LinkClass, link_between
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
@@ -16,20 +17,11 @@ from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, legs_of
 from harness.simulate.contention import Job
 from harness.simulate.job_costs import Pricer, convention
-from harness.simulate.job_graph import Call, NeedKind, Part, Skeleton, calls_on, skeleton
-from harness.simulate.trace import Source, Span, Stream, Trace, kind_of
-
-_OF_QUEUE = (
-    Stream.COMPUTE,
-    Stream.NVLINK_OUT,
-    Stream.NVLINK_IN,
-    Stream.NIC_OUT,
-    Stream.NIC_IN,
-    Stream.HOST_OUT,
-    Stream.HOST_IN,
-)
-"""Streams by the number of a queue of a skeleton, modulo queues per rank."""
-_QUEUES = 8
+from harness.simulate.job_graph import skeleton
+from harness.simulate.jobs import NeedKind, Part, Skeleton
+from harness.simulate.queues import Stream, queues_between, stream_of
+from harness.simulate.tile_calls import Call, calls_on
+from harness.simulate.trace import Source, Span, Trace, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +142,9 @@ def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -
     """Longest time that a rank moves something and computes nothing."""
     spans = []
     for part, start, end in zip(shape.parts, starts, ends, strict=True):
-        for queue in part.queues:
-            rank, number = divmod(queue, _QUEUES)
-            spans.append(Span(rank, _OF_QUEUE[number], part.task, part.need.kind, start, end))
-        spans += [
-            Span(rank, Stream.NVLINK_IN, part.task, part.need.kind, start, end)
-            for rank in part.peers
-        ]
+        used = [stream_of(queue) for queue in part.queues]
+        used += [(rank, Stream.NVLINK_IN) for rank in part.peers]
+        spans += [Span(*each, part.task, part.need.kind, start, end) for each in used]
     cp = 1 + max((span.rank for span in spans), default=0)
     return Trace("", "", cp, Source.SIMULATED, "", "", (), tuple(spans)).exposed_comm_max_s
 
@@ -180,9 +168,9 @@ def spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
             kind = "copy"
         size = sum(leg_bytes(plan, leg) for leg in legs_of(task))
         for queue in part.queues:
-            rank, number = divmod(queue, _QUEUES)
-            stream = _OF_QUEUE[number]
-            spans.append(Span(rank, stream, part.task, kind, *when, size if number else 0))
+            rank, stream = stream_of(queue)
+            moved = 0 if stream is Stream.COMPUTE else size
+            spans.append(Span(rank, stream, part.task, kind, *when, moved))
     return spans
 
 
@@ -199,17 +187,13 @@ def _launches(part: Part, prices: Pricer, hosts: dict[int, float]) -> list[Span]
 
 def _exchange(plan: Plan, part: Part, when: tuple[float, float], gpus_per_node: int) -> list[Span]:
     """Every port that a collective uses, for all of its time."""
-    task, width = plan.tasks[part.task], gpus_per_node
-    moved: dict[tuple[int, Stream], int] = {}
+    task = plan.tasks[part.task]
+    moved: dict[int, int] = {}
     for leg in legs_of(task):
-        if leg.src == leg.dst:
-            continue
-        near = leg.src.rank // width == leg.dst.rank // width
-        ways = (Stream.NVLINK_OUT, Stream.NVLINK_IN) if near else (Stream.NIC_OUT, Stream.NIC_IN)
-        for rank, stream in zip((leg.src.rank, leg.dst.rank), ways, strict=True):
-            key = (rank, stream)
-            moved[key] = moved.get(key, 0) + leg_bytes(plan, leg)
+        link = link_between(leg.src, leg.dst, gpus_per_node)
+        for queue in () if link is LinkClass.LOCAL else queues_between(leg.src, leg.dst, link):
+            moved[queue] = moved.get(queue, 0) + leg_bytes(plan, leg)
     return [
-        Span(rank, stream, part.task, kind_of(task), *when, size)
-        for (rank, stream), size in moved.items()
+        Span(*stream_of(queue), part.task, kind_of(task), *when, size)
+        for queue, size in moved.items()
     ]

@@ -15,7 +15,8 @@ from harness.cluster.kernel_model import Kernels
 from harness.cluster.link_model import Curve
 from harness.plan.problem import Direction, Dtype
 from harness.simulate.contention import HELD, Job, run
-from harness.simulate.job_graph import Call, Launched, Need, NeedKind, Size, Skeleton
+from harness.simulate.jobs import Launched, Need, NeedKind, Size, Skeleton
+from harness.simulate.tile_calls import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

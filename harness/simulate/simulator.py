@@ -13,8 +13,9 @@ from harness.errors import CycleError
 from harness.plan.residency import Program
 from harness.plan.tasks import Free
 from harness.simulate.calibrated import pricer, skeleton_on, spans_of, trust
-from harness.simulate.streams import Dispatch, Order, Work, in_order, stream_of, work_of
-from harness.simulate.trace import LINK_STREAMS, Source, Span, Stream, Trace, kind_of, trace_of
+from harness.simulate.queues import LINK_STREAMS, Stream, stream_of
+from harness.simulate.streams import Dispatch, Order, Work, in_order, work_of
+from harness.simulate.trace import Source, Span, Trace, kind_of, trace_of
 
 
 def simulate(

@@ -16,16 +16,13 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from harness.cluster.machine import Cluster, LinkClass, Runtime
+from harness.cluster.machine import Cluster, Runtime
 from harness.cluster.presets import require
 from harness.plan.order import in_plan_order
 from harness.plan.residency import Program
-from harness.plan.tasks import Collective, Leg, Memory, Transfer
+from harness.plan.tasks import Collective, Leg, Transfer
+from harness.simulate.queues import Stream, number_of, queues_between, stream_of
 from harness.simulate.task_costs import Costs
-from harness.simulate.trace import Stream
-
-STREAMS = tuple(Stream)
-_NUMBER = {stream: number for number, stream in enumerate(STREAMS)}
 
 Order = Sequence[Sequence[int]]
 """Per rank, the ids of its tasks in the order in which it issues them (see `ScheduledPlan`)."""
@@ -50,7 +47,7 @@ class Activity(NamedTuple):
 
     Attributes:
         task: The task's id.
-        streams: Numbers of the streams that it holds, see `stream_of`; none for a mere delay.
+        streams: Numbers of the streams that it holds (see `queues`); none for a mere delay.
         seconds: For how long.
         release_s: Not to start before, whatever else is ready: when the host has launched it.
         priority: 0 for what moves, 1 for what computes: transfers first at equal times.
@@ -91,12 +88,6 @@ class Work:
     launches: list[Launch]
 
 
-def stream_of(number: int) -> tuple[int, Stream]:
-    """The rank and kind of a stream's number."""
-    rank, kind = divmod(number, len(STREAMS))
-    return rank, STREAMS[kind]
-
-
 def work_of(
     program: Program, cluster: Cluster, runtime: Runtime, order: Order | None = None
 ) -> Work:
@@ -125,7 +116,7 @@ def work_of(
     def move(index: int, leg: Leg, seconds: float, after: list[int]) -> int:
         ranks = {leg.src.rank, leg.dst.rank}
         release = max(launched.get((rank, index), 0.0) for rank in ranks)
-        streams = _ports(cluster, leg)
+        streams = queues_between(leg.src, leg.dst, cluster.link_class(leg.src, leg.dst))
         return add(Activity(index, streams, seconds, release, 0, costs.leg_bytes(leg)), after)
 
     for index, task in enumerate(program.plan.tasks):
@@ -144,7 +135,7 @@ def work_of(
             case _:
                 rank = task.place.rank
                 release = launched.get((rank, index), 0.0)
-                streams = (_stream(rank, Stream.COMPUTE),)
+                streams = (number_of(rank, Stream.COMPUTE),)
                 end = add(Activity(index, streams, costs.compute_s(index), release, 1, 0), after)
         work.ends.append(end)
     return work
@@ -181,24 +172,6 @@ def _launches(costs: Costs, order: Order | None) -> list[Launch]:
                 launches.append(Launch(rank, task, now, end))
                 now = end
     return launches
-
-
-def _stream(rank: int, stream: Stream) -> int:
-    return rank * len(STREAMS) + _NUMBER[stream]
-
-
-def _ports(cluster: Cluster, leg: Leg) -> tuple[int, ...]:
-    src, dst = leg.src.rank, leg.dst.rank
-    match cluster.link_class(leg.src, leg.dst):
-        case LinkClass.LOCAL:
-            return (_stream(src, Stream.COMPUTE),)
-        case LinkClass.HOST:
-            away = leg.dst.memory is Memory.HOST
-            return (_stream(src, Stream.HOST_OUT if away else Stream.HOST_IN),)
-        case LinkClass.NVLINK:
-            return (_stream(src, Stream.NVLINK_OUT), _stream(dst, Stream.NVLINK_IN))
-        case LinkClass.NIC:
-            return (_stream(src, Stream.NIC_OUT), _stream(dst, Stream.NIC_IN))
 
 
 def _rounds(cluster: Cluster, task: Collective) -> list[Leg]:

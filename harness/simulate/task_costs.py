@@ -30,7 +30,7 @@ from harness.plan.tasks import (
     Tile,
     Transfer,
 )
-from harness.simulate.job_graph import calls_on
+from harness.simulate.tile_calls import calls_on
 
 _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
 

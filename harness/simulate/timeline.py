@@ -17,8 +17,8 @@ from harness.cluster.machine import Cluster, Runtime
 from harness.plan.dependencies import needs, resolved, topological
 from harness.plan.plan import Plan
 from harness.plan.tasks import Collective, Transfer
-from harness.simulate.streams import stream_of, work_of
-from harness.simulate.trace import Stream
+from harness.simulate.queues import Stream, stream_of
+from harness.simulate.streams import work_of
 
 _ROUNDS = 64
 """Times that a start may change in one update before it must be going round in a circle."""
@@ -31,7 +31,7 @@ class TaskGraph:
     Attributes:
         seconds: Per task, its duration.
         lags: Per task, seconds that pass before it holds its streams, once it need not wait.
-        streams: Per task, the numbers of the streams that it holds (see `streams.stream_of`).
+        streams: Per task, the numbers of the streams that it holds (see `queues.stream_of`).
         after: Per task, the tasks that it waits for in every order.
         moves: Per task, whether it moves data; of two that could start, it goes first.
     """

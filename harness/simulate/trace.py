@@ -4,45 +4,19 @@ A trace is a list of spans: on which rank and stream which task was under way, f
 All figures of a run come from its spans.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from textwrap import wrap
 from typing import NamedTuple, Protocol
 
 from harness.plan.grid import label
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, Task, legs_of, ranks_of
-
-
-class Stream(StrEnum):
-    """What a rank does one thing at a time on.
-
-    The simulator knows every port apart. A measured run reports TRANSFER, the time in which a rank
-    issues its part of a transfer, and WAIT, the time in which it is blocked until one has arrived.
-    """
-
-    __hash__ = str.__hash__  # an enum's own hash is a python function, and spans are many
-
-    COMPUTE = "compute"
-    NVLINK_OUT = "nvlink_out"
-    NVLINK_IN = "nvlink_in"
-    NIC_OUT = "nic_out"
-    NIC_IN = "nic_in"
-    HOST_OUT = "host_out"
-    HOST_IN = "host_in"
-    TRANSFER = "transfer"
-    WAIT = "wait"
-    LAUNCH = "launch"
-
-
-LINK_STREAMS = frozenset(set(Stream) - {Stream.COMPUTE, Stream.LAUNCH})
-"""Streams on which bytes move between places."""
+from harness.simulate.queues import LINK_STREAMS, Stream
 
 _SENDING = {
     Stream.NVLINK_OUT: "nvlink",
@@ -51,7 +25,8 @@ _SENDING = {
     Stream.HOST_IN: "host",  # both ends of a host link are one rank, so nothing counts twice
     Stream.TRANSFER: "transfer",
 }
-_TILE = "tile"
+TILE = "tile"
+"""The kind of a span that attends."""
 
 
 class Source(StrEnum):
@@ -229,7 +204,7 @@ class Trace:
         """Per rank, the seconds of its tiles in order."""
         tiles: list[dict[int, float]] = [{} for _ in range(self.cp)]
         for span in sorted(self.spans, key=lambda span: span.start_s):
-            if span.stream is Stream.COMPUTE and span.kind == _TILE:
+            if span.stream is Stream.COMPUTE and span.kind == TILE:
                 mine = tiles[span.rank]
                 mine[span.task] = mine.get(span.task, 0.0) + span.end_s - span.start_s
         return [list(mine.values()) for mine in tiles]
@@ -362,150 +337,3 @@ def trace_of(
         spans=tuple(sorted(spans, key=lambda s: (s.start_s, s.end_s, s.rank, s.stream, s.task))),
         peak_memory_bytes=peak_memory_bytes,
     )
-
-
-# Forms ---------------------------------------------------------------------------------------
-
-
-def to_json(trace: Trace) -> str:
-    """Write a trace as JSON."""
-    body = {
-        "schema": 1,
-        "strategy": trace.strategy,
-        "direction": trace.direction,
-        "cp": trace.cp,
-        "source": trace.source,
-        "machine": trace.machine,
-        "calibration": trace.calibration,
-        "labels": trace.labels,
-        "spans": trace.spans,
-        "peak_memory_bytes": trace.peak_memory_bytes,
-    }
-    return json.dumps(body, separators=(",", ":"), sort_keys=True)
-
-
-def from_json(text: str) -> Trace:
-    """Read what `to_json` wrote.
-
-    Raises:
-        ValueError: The text is no trace of schema 1.
-    """
-    body = json.loads(text)
-    if body.get("schema") != 1 or "spans" not in body:
-        raise ValueError(f"trace schema ({body.get('schema')}) must be 1; make the trace again")
-    peak = body["peak_memory_bytes"]
-    return Trace(
-        strategy=body["strategy"],
-        direction=body["direction"],
-        cp=body["cp"],
-        source=Source(body["source"]),
-        machine=body["machine"],
-        calibration=body["calibration"],
-        labels=tuple(body["labels"]),
-        spans=tuple(Span(rank, Stream(stream), *rest) for rank, stream, *rest in body["spans"]),
-        peak_memory_bytes=None if peak is None else tuple(peak),
-    )
-
-
-def to_chrome(trace: Trace) -> str:
-    """Write a trace in Chrome's trace event format, which Perfetto and chrome://tracing open.
-
-    One process per rank, one thread per stream; times in microseconds.
-
-    Source: Trace Event Format, "JSON Object Format" and "Complete Events".
-    """
-    lanes = {stream: number for number, stream in enumerate(Stream)}
-    used = sorted({(span.rank, span.stream) for span in trace.spans})
-    events = [_name("process_name", rank, 0, f"rank {rank}") for rank in range(trace.cp)]
-    events += [_name("thread_name", rank, lanes[stream], stream.value) for rank, stream in used]
-    events += [
-        {
-            "ph": "X",
-            "name": trace.labels[span.task],
-            "cat": span.kind,
-            "pid": span.rank,
-            "tid": lanes[span.stream],
-            "ts": span.start_s * 1e6,
-            "dur": (span.end_s - span.start_s) * 1e6,
-            "args": {"task": span.task, "bytes": span.size_bytes},
-        }
-        for span in trace.spans
-    ]
-    other = trace.summary()
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
-
-
-def _name(what: str, rank: int, lane: int, name: str) -> dict[str, object]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": {"name": name}}
-
-
-_GLYPHS = {_TILE: "█", "linear": "█", "copy": "▒", "launch": "▒", "transfer": "━"}
-_COLLECTIVE_GLYPH, _OTHER_GLYPH, _PARTLY = "═", "▓", "·"
-_KEY = {
-    "█": "attends or multiplies",
-    "▓": "merges or finishes",
-    "━": "transfers",
-    "═": "collective",
-    "▒": "copies or launches",
-    "·": "busy for less than half of the sign's time",
-}
-_MIN_COLUMNS = 8
-_NOTHING = 1e-9  # of a cell: what rounding leaves over
-
-
-def gantt(trace: Trace, width: int = 80, ranks: int = 8, *, what: str = "") -> str:
-    """Draw a trace as text: a line per rank and stream, time from left to right.
-
-    A cell shows what its stream does for most of the cell's time; a key says which sign is what.
-
-    Args:
-        trace: What to draw.
-        width: Columns of a line.
-        ranks: How many ranks to draw, from rank 0.
-        what: Names what ran in the heading; by default the strategy, its direction and degree.
-    """
-    names = [stream for stream in Stream if any(span.stream is stream for span in trace.spans)]
-    gutter = 5 + max((len(stream.value) for stream in names), default=0)
-    columns = max(_MIN_COLUMNS, width - gutter - 1)
-    rows: dict[tuple[int, Stream], list[Span]] = {}
-    for span in trace.spans:
-        if span.rank < ranks and span.end_s > span.start_s:
-            rows.setdefault((span.rank, span.stream), []).append(span)
-    what = what or f"{trace.strategy} {trace.direction} cp={trace.cp}"
-    lines = wrap(what, width)
-    lines += wrap(f"on {trace.machine}: {trace.makespan_s * 1e3:.3f} ms", width)
-    drawn: set[str] = set()
-    previous = None
-    for rank, stream in sorted(rows, key=lambda key: (key[0], names.index(key[1]))):
-        head = f"{rank:>4} " if rank != previous else "     "
-        previous = rank
-        bar = _bar(rows[rank, stream], trace.makespan_s / columns, columns)
-        drawn.update(bar)
-        lines.append(f"{head}{stream.value:<{gutter - 5}} {bar}".rstrip())
-    if trace.cp > ranks:
-        lines.append(f"     ({trace.cp - ranks} more ranks)")
-    key = ", ".join(f"{sign} {meaning}" for sign, meaning in _KEY.items() if sign in drawn)
-    source = trace.source.value
-    known = source if trace.calibration == source else f"{source}; {trace.calibration}"
-    return "\n".join([*lines, *wrap(f"{key}; {known}" if key else known, width)])
-
-
-def _bar(spans: list[Span], cell_s: float, columns: int) -> str:
-    shares: list[dict[str, float]] = [{} for _ in range(columns)]
-    for span in spans:
-        first, last = (min(int(t / cell_s), columns - 1) for t in (span.start_s, span.end_s))
-        for column in range(first, last + 1):
-            covered = min(span.end_s, (column + 1) * cell_s) - max(span.start_s, column * cell_s)
-            if covered > cell_s * _NOTHING:
-                shares[column][span.kind] = shares[column].get(span.kind, 0.0) + covered
-    return "".join(_cell(share, cell_s) for share in shares)
-
-
-def _cell(share: dict[str, float], cell_s: float) -> str:
-    if not share:
-        return " "
-    if sum(share.values()) < cell_s / 2:
-        return _PARTLY
-    kind = max(share, key=lambda name: (share[name], name))
-    collective = "_" in kind
-    return _GLYPHS.get(kind, _COLLECTIVE_GLYPH if collective else _OTHER_GLYPH)

@@ -29,9 +29,9 @@ from harness.records.config import Config
 from harness.records.store import Record
 from harness.simulate.bounds import bounds, problem_bound_s
 from harness.simulate.calibrated import exposed_s, lower_bound_s, pricer, trust
-from harness.simulate.job_graph import calls_on
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import work_of
+from harness.simulate.tile_calls import calls_on
 from harness.verify.proof import verify
 from strategies import strategy
 

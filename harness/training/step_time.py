@@ -17,12 +17,12 @@ from harness.cluster.machine import Cluster, LinkClass, Runtime
 from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Program
 from harness.plan.sizes import tile_flops
-from harness.plan.tasks import Collective, Free, Linear, Tile, Transfer, legs_of, ranks_of
+from harness.plan.tasks import Collective, Free, Linear, Place, Tile, Transfer, legs_of, ranks_of
 from harness.planning.strategy import Chosen
+from harness.simulate.queues import Stream, number_of, stream_of
 from harness.simulate.simulator import simulate
-from harness.simulate.streams import STREAMS, Work, work_of
+from harness.simulate.streams import Work, work_of
 from harness.simulate.task_costs import Costs
-from harness.simulate.trace import Stream
 from harness.training.attention_memory import attention_held, program_of
 from harness.training.models import Model
 from harness.training.stack import (
@@ -239,7 +239,7 @@ def _layer_time(
         match task:
             case Transfer() | Collective():
                 latency = max(
-                    (_latency(machine, leg.src.rank, leg.dst.rank) for leg in legs_of(task)),
+                    (_latency(machine, leg.src, leg.dst) for leg in legs_of(task)),
                     default=0.0,
                 )
                 for rank in ranks_of(task):
@@ -275,18 +275,19 @@ def _blocked(work: Work, program: Program) -> Work:
     In eager torch it waits for the kernels that were launched before it, and the next one waits for
     it: rings over nodes take the sum of kernels and transfers (docs/predictor.md).
     """
-    nic_in = STREAMS.index(Stream.NIC_IN)
     transfers = {i for i, task in enumerate(program.plan.tasks) if isinstance(task, Transfer)}
     for index, activity in enumerate(work.activities):
-        to = [s // len(STREAMS) for s in activity.streams if s % len(STREAMS) == nic_in]
+        to = [rank for rank, stream in map(stream_of, activity.streams) if stream is Stream.NIC_IN]
         if to and activity.task in transfers:
-            compute = to[0] * len(STREAMS) + STREAMS.index(Stream.COMPUTE)
+            compute = number_of(to[0], Stream.COMPUTE)
             work.activities[index] = activity._replace(streams=(*activity.streams, compute))
     return work
 
 
-def _latency(machine: Cluster, src: int, dst: int) -> float:
-    if src == dst:
-        return 0.0
-    near = machine.node(src) == machine.node(dst)
-    return machine.link(LinkClass.NVLINK if near else LinkClass.NIC).latency_s
+def _latency(machine: Cluster, src: Place, dst: Place) -> float:
+    """The latency of a link between ranks; what stays at a rank has none."""
+    match kind := machine.link_class(src, dst):
+        case LinkClass.NVLINK | LinkClass.NIC:
+            return machine.link(kind).latency_s
+        case LinkClass.LOCAL | LinkClass.HOST:
+            return 0.0

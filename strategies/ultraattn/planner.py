@@ -18,7 +18,7 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from harness.base.cache import cache_folder
-from harness.cluster.machine import Cluster
+from harness.cluster.machine import Cluster, LinkClass, link_between
 from harness.cluster.presets import cluster
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
@@ -232,7 +232,7 @@ class _Scene:
             leg_bytes(trial.plan, leg)
             for task in trial.plan.tasks
             for leg in legs_of(task)
-            if leg.src.rank // gpus != leg.dst.rank // gpus
+            if link_between(leg.src, leg.dst, gpus) is LinkClass.NIC
         )
 
     def _pairs(self, layout: Layout) -> Iterator[_Pair]:

@@ -10,7 +10,8 @@ from harness.cluster.link_model import Curve
 from harness.cluster.presets import CLUSTERS
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.simulate.job_costs import HARNESS, TORCH, ULTRA, Pricer, launched_by
-from harness.simulate.job_graph import Launched, Need, NeedKind, Size, Skeleton, skeleton
+from harness.simulate.job_graph import skeleton
+from harness.simulate.jobs import Launched, Need, NeedKind, Size, Skeleton
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy

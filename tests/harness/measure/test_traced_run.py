@@ -18,7 +18,9 @@ from harness.plan.problem import Direction
 from harness.prepare.verified_plans import planned
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
-from harness.simulate.trace import Source, Stream, to_chrome
+from harness.simulate.chrome import to_chrome
+from harness.simulate.queues import Stream
+from harness.simulate.trace import Source
 
 CONFIG = Config(
     strategy="ring",

@@ -8,10 +8,9 @@ from harness.plan.problem import Direction
 from harness.plan.tasks import Transfer, ranks_of
 from harness.prepare.planner_context import context_on
 from harness.schedule.post_late import gates_of, posted_late
+from harness.simulate.queues import STREAMS, Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.streams import STREAMS
 from harness.simulate.timeline import TaskGraph, Timeline
-from harness.simulate.trace import Stream
 from harness.verify.proof import verify
 from strategies import strategy
 from tests.support import problem

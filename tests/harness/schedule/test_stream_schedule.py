@@ -34,10 +34,9 @@ from harness.schedule.stream_schedule import (
     schedule_streams,
     search,
 )
+from harness.simulate.queues import STREAMS, Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.streams import STREAMS
 from harness.simulate.timeline import TaskGraph, Timeline, issued_ahead
-from harness.simulate.trace import Stream
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy

@@ -10,8 +10,8 @@ from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.simulate.bounds import bounds, problem_bound_s
+from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import Stream
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy

@@ -17,9 +17,10 @@ from harness.records.cell import Status
 from harness.records.config import Config, Where
 from harness.reproduce.published_runs import Case, baseline_convention
 from harness.simulate.calibrated import lower_bound_s, pricer, skeleton_on, trust
-from harness.simulate.job_graph import Call, NeedKind
+from harness.simulate.jobs import NeedKind
+from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import Stream
+from harness.simulate.tile_calls import Call
 from harness.sweep.simulate_cells import simulate_cell
 from harness.verify.proof import verify
 from patterns import make_pattern

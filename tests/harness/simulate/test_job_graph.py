@@ -11,9 +11,11 @@ from harness.plan.tasks import Transfer
 from harness.schedule.post_late import posted_late
 from harness.simulate.calibrated import skeleton_on
 from harness.simulate.contention import Job, run
-from harness.simulate.job_graph import Need, NeedKind, Skeleton, calls_of, skeleton
+from harness.simulate.job_graph import skeleton
+from harness.simulate.jobs import Need, NeedKind, Skeleton
+from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import Stream
+from harness.simulate.tile_calls import gpu_calls
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -122,13 +124,13 @@ def test_nodes_keep_their_ranks_apart() -> None:
 def test_a_zigzag_pair_at_home_is_one_causal_call() -> None:
     made = program("zigzag", "causal", 4, Direction.FORWARD)
     tile = next(t for t in made.plan.tasks if getattr(t, "area", 0) and t.q == t.kv)
-    assert [tuple(c) for c in calls_of(made.plan, tile)] == [(64, 64, 1, True, 1.0)]
+    assert [tuple(c) for c in gpu_calls(made.plan, tile)] == [(64, 64, 1, True, 1.0)]
 
 
 def test_a_window_is_one_call_with_its_density() -> None:
     made = program("allgather", "window:left=31,right=0", 2, Direction.FORWARD)
     tile = next(t for t in made.plan.tasks if getattr(t, "area", 0))
-    (call,) = calls_of(made.plan, tile)
+    (call,) = gpu_calls(made.plan, tile)
     assert not call.causal
     assert 0 < call.density < 1
 

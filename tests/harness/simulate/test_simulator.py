@@ -16,9 +16,9 @@ from harness.plan.residency import Program
 from harness.plan.tasks import Collective
 from harness.planning.strategy import Context
 from harness.simulate.bounds import bounds
+from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Dispatch
-from harness.simulate.trace import Stream
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy

@@ -12,9 +12,9 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program, Step
 from harness.plan.tasks import Collective, Leg, Memory, Piece, Place, Tensor, Tile, Transfer
+from harness.simulate.queues import Stream, stream_of
 from harness.simulate.simulator import list_schedule, simulate, start_times
-from harness.simulate.streams import Dispatch, in_order, stream_of, work_of
-from harness.simulate.trace import Stream
+from harness.simulate.streams import Dispatch, in_order, work_of
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy

@@ -21,20 +21,11 @@ from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Tensor, legs_of, ranks_of
+from harness.simulate.chrome import to_chrome
+from harness.simulate.gantt import gantt
+from harness.simulate.queues import LINK_STREAMS, Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import (
-    LINK_STREAMS,
-    Source,
-    Span,
-    Stream,
-    Trace,
-    from_json,
-    gantt,
-    kind_of,
-    measured_trace,
-    to_chrome,
-    to_json,
-)
+from harness.simulate.trace import Source, Span, Trace, kind_of, measured_trace
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -148,18 +139,6 @@ def test_bytes_over_links_are_those_of_the_plan(name: str) -> None:
         assert moved[0] == moved[1]
 
 
-def test_json_brings_a_trace_back() -> None:
-    trace = simulate(planned("usp:2x2"), cluster("h100-8x8"), peak_memory_bytes=(1, 2, 3, 4))
-
-    assert from_json(to_json(trace)) == trace
-    assert from_json(to_json(BY_HAND)) == BY_HAND
-
-
-def test_another_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"trace schema \(2\) must be 1"):
-        from_json('{"schema": 2}')
-
-
 @pytest.mark.parametrize("name", ["ring", "ulysses"])
 def test_chrome_json_has_a_process_per_rank_a_thread_per_stream_and_the_same_sums(
     name: str,
@@ -253,7 +232,6 @@ def test_a_measured_run_becomes_the_same_type() -> None:
     assert {s.kind for s in simulate(program, cluster("h100-8x8")).spans} == {
         s.kind for s in trace.spans
     }
-    assert from_json(to_json(trace)) == trace
 
 
 def test_a_wait_interrupts_the_task_that_needs_what_arrives() -> None:

@@ -1,0 +1,78 @@
+"""Kernel calls of a tile, by the kind of kernels that a cluster has.
+
+All kinds follow the one lowering (`plan.kernel_calls.lower`), which the interpreter runs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from harness.cluster.calibration import Calibration
+from harness.plan.kernel_calls import lower
+from harness.plan.masks import MaskKind
+from harness.plan.plan import Plan
+from harness.plan.tasks import Tile
+
+
+class Call(NamedTuple):
+    """One kernel call: rows x columns tokens, with a triangular or an evenly spread mask."""
+
+    rows: int
+    columns: int
+    heads: int
+    causal: bool
+    density: float
+
+
+Calls = Callable[[Plan, Tile], tuple[Call, ...]]
+"""From a tile to its kernel calls."""
+
+
+def gpu_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
+    """List a tile's kernel calls as a GPU takes them.
+
+    A window or any other mask that is no triangle is one call with its mean density.
+    """
+    rows, columns = plan.tokens(tile.reads[0]), plan.tokens(tile.reads[1])
+    heads = tile.heads.bit_count()
+    if tile.area == rows * columns:
+        return (Call(rows, columns, heads, False, 1.0),)
+    q = tuple(plan.q_chunks[c] for c in tile.q)
+    kv = tuple(plan.kv_chunks[c] for c in tile.kv)
+    pattern = plan.problem.pattern
+    if any(band.hi is not None for a in q for b in kv for band in pattern.regions(a, b)):
+        return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
+    calls = []
+    for call in lower(pattern, q, kv):
+        if call.mask.kind is MaskKind.BAND:
+            return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
+        shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
+        calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
+    return tuple(calls)
+
+
+def calls_on(fitted: Calibration | None) -> Calls:
+    """How tiles become kernel calls on a cluster: as the harness's own kernels take them, or GPUs'.
+
+    A cluster of processors runs the harness's interpreter, which cuts masks that no kernel has.
+    """
+    return gpu_calls if fitted is None or fitted.on_gpus else interpreter_calls
+
+
+def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
+    """List a tile's kernel calls as the harness's interpreter makes them on a CPU.
+
+    A call with a mask tensor takes as long as one without.
+    """
+    q = tuple(plan.q_chunks[c] for c in tile.q)
+    kv = tuple(plan.kv_chunks[c] for c in tile.kv)
+    heads = tile.heads.bit_count()
+    return tuple(
+        Call(
+            call.rows[1] - call.rows[0],
+            call.cols[1] - call.cols[0],
+            heads,
+            call.mask.kind is MaskKind.CAUSAL,
+            1.0,
+        )
+        for call in lower(plan.problem.pattern, q, kv)
+    )
