@@ -25,8 +25,27 @@ LINEAR_EFFICIENCY = 0.7
 FOLDER = Path(__file__).with_name("calibrations")
 
 
+class PeakRates:
+    """Dense peaks of matrix products by precision, of whatever has these three fields."""
+
+    __slots__ = ()
+    flops_per_s: float
+    flops_per_s_float32: float
+    flops_per_s_float64: float
+
+    def peak_flops_per_s(self, dtype: Dtype) -> float:
+        """Dense peak of one precision."""
+        match dtype:
+            case Dtype.FLOAT64:
+                return self.flops_per_s_float64
+            case Dtype.FLOAT32:
+                return self.flops_per_s_float32
+            case Dtype.BFLOAT16 | Dtype.FLOAT16:
+                return self.flops_per_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(PeakRates):
     """What a datasheet says of a cluster and its GPU, or of any other processor with ranks on it.
 
     Attributes:
@@ -52,16 +71,6 @@ class Hardware:
     memory_bytes: int
     host_bytes_per_s: float
     cores: int | None = None
-
-    def peak_flops_per_s(self, dtype: Dtype) -> float:
-        """Dense peak of one precision."""
-        match dtype:
-            case Dtype.FLOAT64:
-                return self.flops_per_s_float64
-            case Dtype.FLOAT32:
-                return self.flops_per_s_float32
-            case Dtype.BFLOAT16 | Dtype.FLOAT16:
-                return self.flops_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

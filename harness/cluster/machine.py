@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.cluster.calibration import Calibration
+from harness.cluster.calibration import Calibration, PeakRates
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype
 from harness.plan.tasks import Memory, Place
@@ -37,7 +37,8 @@ def link_between(src: Place, dst: Place, gpus_per_node: int) -> LinkClass:
         return LinkClass.HOST
     if Memory.HOST in (src.memory, dst.memory):
         raise UnsupportedError(
-            f"a transfer from {src} to {dst} must not cross two links",
+            f"a transfer from rank {src.rank}'s {src.memory} to rank {dst.rank}'s {dst.memory} "
+            "must not cross two links",
             ("a transfer over the host link and another between the devices",),
         )
     same = node_of(src.rank, gpus_per_node) == node_of(dst.rank, gpus_per_node)
@@ -52,7 +53,7 @@ class Runtime(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(PeakRates):
     """One GPU.
 
     Attributes:
@@ -95,16 +96,6 @@ class Gpu:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
-
-    def peak_flops_per_s(self, dtype: Dtype) -> float:
-        """Dense peak of one precision."""
-        match dtype:
-            case Dtype.FLOAT64:
-                return self.flops_per_s_float64
-            case Dtype.FLOAT32:
-                return self.flops_per_s_float32
-            case Dtype.BFLOAT16 | Dtype.FLOAT16:
-                return self.flops_per_s
 
     def attention_flops_per_s(self, dtype: Dtype, direction: Direction) -> float:
         """What a large attention kernel reaches."""

@@ -1,8 +1,9 @@
 """A cluster: nodes of GPUs, their speeds, and the links between them, in SI units.
 
 Numbers come from datasheets, with a few measured constants where no datasheet has one; each names
-its source on its line. Clusters that were measured carry a calibration (`fitted`), which
-the cost function then prefers; `Cluster.calibration` says in every result which it was.
+its source on its line. Clusters that were measured carry a calibration (`fitted`), which both
+clocks then prefer (docs/adr/0007-two-clocks.md); `Cluster.calibration` says in every result which
+it was.
 """
 
 from collections.abc import Mapping

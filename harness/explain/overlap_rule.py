@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.cluster.presets import h100
 from harness.plan.problem import Dtype, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class DeviceLink:
     """A device and the link that a ring's keys take.
 
     Attributes:
@@ -23,30 +24,32 @@ class Link:
     source: str
 
 
+_H100 = h100(1)
+
 LINKS = (
-    Link(
+    DeviceLink(
         name="A100, NVLink",
         flops_per_s=312e12,  # NVIDIA A100 datasheet, bfloat16 tensor core, dense
         bandwidth_bytes_per_s=300e9,  # NVIDIA A100 datasheet, NVLink 600 GB/s, half per direction
         source="A100 datasheet: 312 TFLOP/s, NVLink 600 GB/s both ways",
     ),
-    Link(
+    DeviceLink(
         name="A100, InfiniBand",
         flops_per_s=312e12,  # as above
         bandwidth_bytes_per_s=12.5e9,  # HDR100, 100 Gb/s; arXiv:2310.01889, table 2, "12.5"
         source="A100 datasheet; 100 Gb/s as in arXiv:2310.01889, table 2 (it has 24.5 thousand)",
     ),
-    Link(
+    DeviceLink(
         name="H100, NVLink",
-        flops_per_s=989e12,  # NVIDIA H100 datasheet, SXM, 1979 TFLOP/s with sparsity, half dense
-        bandwidth_bytes_per_s=450e9,  # NVIDIA H100 datasheet, NVLink 900 GB/s, half per direction
-        source="H100 SXM datasheet: 989 TFLOP/s dense, NVLink 900 GB/s both ways",
+        flops_per_s=_H100.gpu.flops_per_s,
+        bandwidth_bytes_per_s=_H100.nvlink.bandwidth_bytes_per_s,
+        source="H100 SXM datasheet: 989.4 TFLOP/s dense, NVLink 900 GB/s both ways",
     ),
-    Link(
+    DeviceLink(
         name="H100, InfiniBand",
-        flops_per_s=989e12,  # as above
-        bandwidth_bytes_per_s=50e9,  # NVIDIA ConnectX-7 datasheet, NDR 400 Gb/s
-        source="H100 SXM datasheet; ConnectX-7 datasheet: 400 Gb/s",
+        flops_per_s=_H100.gpu.flops_per_s,
+        bandwidth_bytes_per_s=_H100.nic.bandwidth_bytes_per_s,
+        source="H100 SXM datasheet: 989.4 TFLOP/s dense; ConnectX-7 datasheet: 400 Gb/s",
     ),
 )
 
@@ -69,7 +72,7 @@ class Hiding:
 
 
 def hiding_block_tokens(
-    problem: Problem, link: Link, *, heads_q: int | None = None, heads_kv: int | None = None
+    problem: Problem, link: DeviceLink, *, heads_q: int | None = None, heads_kv: int | None = None
 ) -> float:
     """Return the shortest block of a ring that hides its transfer: c >= (F / B) (b / 2) (m / n).
 

@@ -127,6 +127,14 @@ def topological(before: Sequence[Iterable[int]], keys: Sequence[tuple[float, ...
     Raises:
         ValueError: Some wait for one another.
     """
+    order = sortable(before, keys)
+    if len(order) < len(before):
+        raise ValueError(f"topological: {len(before) - len(order)} items wait for one another")
+    return order
+
+
+def sortable(before: Sequence[Iterable[int]], keys: Sequence[tuple[float, ...]]) -> list[int]:
+    """Order those items that wait for nothing that waits for them; see `topological`."""
     waits = [0] * len(before)
     following: list[list[int]] = [[] for _ in before]
     for item, earlier in enumerate(before):
@@ -143,8 +151,6 @@ def topological(before: Sequence[Iterable[int]], keys: Sequence[tuple[float, ...
             waits[later] -= 1
             if not waits[later]:
                 heappush(ready, (keys[later], later))
-    if len(order) < len(waits):
-        raise ValueError(f"topological: {len(waits) - len(order)} items wait for one another")
     return order
 
 

@@ -38,13 +38,22 @@ def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tupl
         row of a call sees at least one of its keys.
     """
     calls: list[Call] = []
-    for row, q_run in _runs(q):
-        for col, kv_run in _runs(kv):
+    for row, q_run in runs_of(q):
+        for col, kv_run in runs_of(kv):
             calls += _pair(pattern, q_run, kv_run, row, col)
+    return joined(calls)
+
+
+def joined(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Join disjoint calls that touch: full rectangles, and triangles with what lies between them.
+
+    Returns:
+        As few calls as that gives, in a fixed order.
+    """
     return tuple(_ordered(_stairs(_joined(_ordered(calls)))))
 
 
-def _runs(chunks: Sequence[range]) -> Iterator[tuple[int, range]]:
+def runs_of(chunks: Sequence[range]) -> Iterator[tuple[int, range]]:
     """Join chunks that continue one another; yield (offset, positions)."""
     offset, start, run = 0, 0, range(0)
     for chunk in chunks:
@@ -190,7 +199,7 @@ def _call(q: range, k: range, kind: MaskKind, row: int, col: int) -> Call:
     return Call((row, row + len(q)), (col, col + len(k)), mask)
 
 
-def _joined(calls: list[Call]) -> list[Call]:
+def _joined(calls: Sequence[Call]) -> list[Call]:
     """Join full rectangles that share their rows and touch, then those that share columns."""
     wide: list[Call] = []
     for call in calls:
@@ -212,7 +221,7 @@ def _joined(calls: list[Call]) -> list[Call]:
     return tall
 
 
-def _ordered(calls: list[Call]) -> list[Call]:
+def _ordered(calls: Sequence[Call]) -> list[Call]:
     return sorted(calls, key=lambda call: (call.rows, call.cols))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import CycleError, MisfitError, OrderError, PlanError, UnorderedError
+from harness.plan.dependencies import sortable
 from harness.plan.grid import grid
 from harness.plan.plan import Plan, to_json
 from harness.plan.reader import from_json
@@ -118,22 +119,9 @@ def _no_cycle(scheduled: ScheduledPlan) -> None:
     for order in scheduled.order:
         for first, second in pairwise(order):
             before[second].add(first)
-    following: list[list[int]] = [[] for _ in tasks]
-    waits = [len(earlier) for earlier in before]
-    for task, earlier in enumerate(before):
-        for first in earlier:
-            following[first].append(task)
-    ready = [task for task, count in enumerate(waits) if not count]
-    done = 0
-    while ready:
-        task = ready.pop()
-        done += 1
-        for later in following[task]:
-            waits[later] -= 1
-            if not waits[later]:
-                ready.append(later)
-    if done < len(tasks):
-        cycle = _cycle(before, {task for task, count in enumerate(waits) if count})
+    done = sortable(before, [()] * len(tasks))
+    if len(done) < len(tasks):
+        cycle = _cycle(before, set(range(len(tasks))) - set(done))
         raise CycleError(
             "no ranks wait for one another",
             rank=ranks_of(tasks[cycle[0]])[0],

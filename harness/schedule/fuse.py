@@ -20,7 +20,7 @@ from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Piece, Tile
 from harness.schedule.greedy import Candidate, Scene
 from harness.schedule.substitute import Members, substituted
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import costs_on
 from patterns.geometry import Relation
 from patterns.pattern import Pattern
 
@@ -206,7 +206,7 @@ def tile_seconds(plan: Plan, cluster: Cluster, tiles: Sequence[Tile]) -> list[tu
         tasks=twice,
         outputs=(),
     )
-    costs = Costs(Program(menu, tuple(slabs), tuple(steps), frozenset(), 0, {}), cluster)
+    costs = costs_on(Program(menu, tuple(slabs), tuple(steps), frozenset(), 0, {}), cluster)
     return [(costs.compute_s(2 * i), costs.compute_s(2 * i + 1)) for i in range(len(tiles))]
 
 

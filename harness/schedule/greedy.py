@@ -14,7 +14,7 @@ from harness.plan.dependencies import rebuilt, resolved
 from harness.plan.plan import Plan
 from harness.plan.tasks import Task, Tile
 from harness.schedule.substitute import Members
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import costs_on
 from harness.simulate.timeline import Timeline, graph_of
 
 _LEAST = 1e-12  # relative: what is shorter by less is rounding
@@ -56,7 +56,7 @@ class Scene:
         self.plan = plan
         self.cluster = cluster
         self.program = resolved(plan)
-        self.costs = Costs(self.program, cluster)
+        self.costs = costs_on(self.program, cluster)
         self.graph = graph_of(plan, cluster)
         self.timeline = Timeline(self.graph)
         areas = plan.problem.pattern.areas(plan.q_chunks, plan.kv_chunks)

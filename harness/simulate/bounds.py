@@ -8,7 +8,7 @@ link class, and the longest chain of tasks that wait for one another. Also its s
 no simulated run exceeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.cluster.machine import Cluster, Runtime
@@ -17,9 +17,10 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import problem_flops, tile_flops
 from harness.plan.tasks import Tile
+from harness.simulate.contention import Job
 from harness.simulate.queues import Stream, stream_of
 from harness.simulate.streams import Work, work_of
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import costs_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +68,22 @@ def bounds(
     plan = program.plan
     if work is None:
         work = work_of(program, cluster, runtime)
-    load: dict[int, float] = {}
-    for activity in work.activities:
-        for number in activity.streams:
-            load[number] = load.get(number, 0.0) + activity.seconds
     fullest: dict[Stream, float] = {}
-    for number, seconds in load.items():
+    for number, seconds in _loads((a.streams, a.seconds) for a in work.activities).items():
         stream = stream_of(number)[1]
         fullest[stream] = max(fullest.get(stream, 0.0), seconds)
     tiles = (task for task in plan.tasks if isinstance(task, Tile))
     flops = sum(tile_flops(plan, tile) for tile in tiles if tile.direction is plan.direction)
     host = sum(launch.end_s - launch.start_s for launch in work.launches)
+    chained = (
+        (after, activity.seconds, activity.release_s)
+        for activity, after in zip(work.activities, work.after, strict=True)
+    )
     return Bounds(
-        balanced_s=Costs(program, cluster).attention_s(flops) / plan.problem.cp,
+        balanced_s=costs_on(program, cluster).attention_s(flops) / plan.problem.cp,
         compute_s=fullest.pop(Stream.COMPUTE, 0.0),
         links_s=fullest,
-        critical_path_s=_longest(work),
+        critical_path_s=max(_chain_ends(chained), default=0.0),
         serial_s=host + sum(activity.seconds for activity in work.activities),
     )
 
@@ -98,9 +99,30 @@ def problem_bound_s(problem: Problem, direction: Direction, cluster: Cluster) ->
     return problem_flops(problem, direction) / speed / problem.cp
 
 
-def _longest(work: Work) -> float:
+def jobs_bound_s(jobs: Sequence[Job]) -> float:
+    """Bound the time of priced jobs: the fullest queue, or the longest chain of those that wait.
+
+    Each job counts as if nothing slowed it down; when hosts launch does not count.
+    """
+    least = [min(job.seconds) for job in jobs]
+    loads = _loads(zip((job.queues for job in jobs), least, strict=True))
+    chains = _chain_ends((job.after, s, 0.0) for job, s in zip(jobs, least, strict=True))
+    return max([*loads.values(), *chains], default=0.0)
+
+
+def _loads(parts: Iterable[tuple[Sequence[int], float]]) -> dict[int, float]:
+    """Per queue, the seconds of all parts that hold it."""
+    loads: dict[int, float] = {}
+    for queues, seconds in parts:
+        for queue in queues:
+            loads[queue] = loads.get(queue, 0.0) + seconds
+    return loads
+
+
+def _chain_ends(parts: Iterable[tuple[Sequence[int], float, float]]) -> list[float]:
+    """When each part ends if no queue is ever taken: (what it waits for, seconds, release)."""
     ends: list[float] = []
-    for activity, after in zip(work.activities, work.after, strict=True):
+    for after, seconds, release_s in parts:
         start = max((ends[earlier] for earlier in after), default=0.0)
-        ends.append(max(start, activity.release_s) + activity.seconds)
-    return max(ends, default=0.0)
+        ends.append(max(start, release_s) + seconds)
+    return ends

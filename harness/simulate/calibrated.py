@@ -15,7 +15,6 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, legs_of
-from harness.simulate.contention import Job
 from harness.simulate.job_costs import Pricer, convention
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import NeedKind, Part, Skeleton
@@ -124,18 +123,6 @@ def _inside(call: Call, prices: Pricer) -> bool:
     tokens = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
     heads = call.heads * prices.heads
     return prices.calibration.inside(tokens, heads, prices.head_dim)
-
-
-def lower_bound_s(jobs: Sequence[Job]) -> float:
-    """The fullest queue or the longest chain, each job as fast as it can be."""
-    load: dict[int, float] = {}
-    ends: list[float] = []
-    for job in jobs:
-        least = min(job.seconds)
-        for queue in job.queues:
-            load[queue] = load.get(queue, 0.0) + least
-        ends.append(max((ends[earlier] for earlier in job.after), default=0.0) + least)
-    return max([*load.values(), *ends], default=0.0)
 
 
 def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from harness.plan.order import in_plan_order
 from harness.plan.residency import Program
 from harness.plan.tasks import Collective, Leg, Transfer
 from harness.simulate.queues import Stream, number_of, queues_between, stream_of
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import TaskCosts, costs_on
 
 Order = Sequence[Sequence[int]]
 """Per rank, the ids of its tasks in the order in which it issues them (see `ScheduledPlan`)."""
@@ -103,7 +103,7 @@ def work_of(
         UnsupportedError: The plan has more ranks than the cluster has GPUs.
     """
     require(cluster, program.plan.problem.cp)
-    costs = Costs(program, cluster)
+    costs = costs_on(program, cluster)
     launches = [] if runtime is Runtime.GRAPH else _launches(costs, order)
     launched = {(launch.rank, launch.task): launch.end_s for launch in launches}
     work = Work([], [], [], launches)
@@ -161,7 +161,7 @@ def in_order(work: Work, order: Order | None = None) -> None:
             work.after[second].append(first)
 
 
-def _launches(costs: Costs, order: Order | None) -> list[Launch]:
+def _launches(costs: TaskCosts, order: Order | None) -> list[Launch]:
     """Each rank's host launches one after another and never waits for the device."""
     launches = []
     for rank, tasks in enumerate(order or in_plan_order(costs.plan).order):

@@ -1,22 +1,26 @@
-"""Seconds of every task of a plan on a cluster: the one cost function.
+"""Seconds of each task of a plan on a cluster, if nothing else runs beside it: the quick clock.
 
-A compute task takes the larger of its flops at the stated efficiency and its bytes at the memory's
-bandwidth, plus a fixed start per kernel call. A leg takes a latency and its bytes at the link's
-bandwidth. Left out: the waves of thread blocks (small kernels are too fast here), protocol
-switches by message size, contention beyond one leg at a time per port and direction, slow-down of
-kernels while transfers run, and copies that only rearrange what arrived.
+`costs_on` is the one place that chooses whose numbers count: a datasheet's, or a calibration's.
+Whoever schedules, bounds or times a plan task by task (`streams`, `timeline`, `bounds`, the passes)
+asks here. What tasks do to one another is the full clock's: `job_costs` and `contention`; it takes
+a kernel's and a message's time from the same fitted models. docs/adr/0007-two-clocks.md says why
+there are two.
+
+By a datasheet a compute task takes the larger of its flops at the stated efficiency and its bytes
+at the memory's bandwidth, plus a fixed start per kernel call. A leg takes a latency and its bytes
+at the link's bandwidth. Left out there: the waves of thread blocks (small kernels are too fast) and
+protocol switches by message size. Left out in both: contention beyond one leg at a time per port
+and direction, slow-down of kernels while transfers run, and copies that only rearrange what came.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import pairwise
 
+from harness.cluster.calibration import Calibration
 from harness.cluster.effects import crowded_s
-from harness.cluster.kernel_model import Kernels
 from harness.cluster.machine import Cluster, LinkClass
 from harness.plan.problem import Direction
 from harness.plan.residency import Program
-from harness.plan.sizes import leg_bytes, piece_bytes, tile_flops, width
+from harness.plan.sizes import leg_bytes, linear_flops, piece_bytes, tile_flops
 from harness.plan.tasks import (
     Collective,
     Delta,
@@ -30,16 +34,13 @@ from harness.plan.tasks import (
     Tile,
     Transfer,
 )
-from harness.simulate.tile_calls import calls_on
+from harness.simulate.tile_calls import calls_on, count_with_any_mask
 
 _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
 
-Runs = tuple[tuple[int, ...], ...]
-"""Chunks of a piece, grouped into runs whose positions continue one another."""
 
-
-class Costs:
-    """What the tasks of one plan cost on one cluster.
+class TaskCosts:
+    """What the tasks of one plan cost on one cluster, by its datasheet.
 
     Args:
         program: A verified, resolved plan.
@@ -51,9 +52,7 @@ class Costs:
         self.plan = program.plan
         self.cluster = cluster
         self._bytes: dict[Piece, int] = {}
-        self._fitted: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], float] = {}
         self._calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self._calls_of = calls_on(cluster.fitted)
         self._links = {kind: cluster.link(kind) for kind in LinkClass}
 
     def compute_s(self, index: int) -> float:
@@ -74,18 +73,12 @@ class Costs:
                 return gpu.kernel_start_s + self._memory_s(size)
             case Linear():
                 speed = gpu.peak_flops_per_s(self.plan.problem.dtype) * gpu.efficiency_linear
-                return gpu.kernel_start_s + self.linear_flops(task) / speed
+                return gpu.kernel_start_s + linear_flops(self.plan, task) / speed
             case Transfer() | Collective() | Free():
                 return 0.0
 
     def leg_s(self, leg: Leg) -> float:
         """Seconds of a leg while the others of its plan move too."""
-        kind = self.cluster.link_class(leg.src, leg.dst)
-        if self.cluster.fitted is not None and kind in (LinkClass.NVLINK, LinkClass.NIC):
-            links, effects = self.cluster.fitted.links, self.cluster.fitted.effects
-            if kind is LinkClass.NVLINK:
-                return crowded_s(links.near, effects.near, self.leg_bytes(leg))
-            return crowded_s(links.far, effects.far, self.leg_bytes(leg))
         return self._links[self.cluster.link_class(leg.src, leg.dst)].seconds(self.leg_bytes(leg))
 
     def collective_leg_s(self, leg: Leg) -> float:
@@ -118,18 +111,6 @@ class Costs:
         problem, way = self.plan.problem, direction or self.plan.direction
         return flops / self.cluster.gpu.attention_flops_per_s(problem.dtype, way)
 
-    def linear_flops(self, task: Linear) -> int:
-        """Floating-point operations of a projection: 2 per token, head, width and hidden unit."""
-        problem = self.plan.problem
-        # Every product has one factor with both positions and heads.
-        whole = next(
-            piece
-            for piece in (*task.writes, *task.reads)
-            if not piece.tensor.is_headless and not piece.tensor.is_weight
-        )
-        rows = problem.batch * self.plan.tokens(whole) * whole.heads.bit_count()
-        return 2 * rows * width(self.plan, whole.tensor) * problem.width
-
     def launches(self, index: int) -> int:
         """Launches that each rank of a task issues for it."""
         match task := self.plan.tasks[index]:
@@ -141,70 +122,14 @@ class Costs:
                 return 1
 
     def kernel_calls(self, tile: Tile) -> int:
-        """Kernel calls of a tile.
-
-        As `lower` does, runs of tokens that continue one another are one operand, full rectangles
-        that touch are one call, and so are triangles with the rectangle between them. Unlike the
-        CPU's, a GPU kernel takes any mask between two runs (a window, packed documents, a block
-        table) in one call, and a triangle that does not start at a corner too.
-        """
+        """Kernel calls of a tile; a GPU's kernel takes any mask between two runs in one."""
         key = (tile.q, tile.kv)
         if key not in self._calls:
-            self._calls[key] = self._count_calls(tile)
+            self._calls[key] = count_with_any_mask(self.plan, tile)
         return self._calls[key]
-
-    def _count_calls(self, tile: Tile) -> int:
-        rows = sum(len(self.plan.q_chunks[c]) for c in tile.q)
-        cols = sum(len(self.plan.kv_chunks[c]) for c in tile.kv)
-        if tile.area == rows * cols:
-            return 1
-        columns = _runs(self.plan.kv_chunks, tile.kv)
-        calls, above = 0, set[tuple[int, int]]()
-        stair: tuple[int, int] | None = None  # columns of a masked call that ends in the row above
-        for q in _runs(self.plan.q_chunks, tile.q):
-            masked, full = self._row(q, columns)
-            last: tuple[int, int] | None = None
-            for column in masked:
-                step = stair and _between(full, stair, column)
-                if stair and step:
-                    full.remove(step)
-                    full += [(step[0], stair[0])] if step[0] < stair[0] else []
-                    last = (stair[0], column)
-                else:
-                    calls += 1
-                    last = (column, column)
-            calls += sum(span not in above for span in full)
-            above, stair = set(full), last
-        return calls
-
-    def _row(self, q: tuple[int, ...], columns: Runs) -> tuple[list[int], list[tuple[int, int]]]:
-        """Columns that a run of queries sees in part, and spans of those that it sees whole."""
-        masked: list[int] = []
-        full: list[tuple[int, int]] = []
-        for column, kv in enumerate(columns):
-            area = sum(self._areas[i][j] for i in q for j in kv)
-            size = sum(len(self.plan.q_chunks[i]) for i in q)
-            size *= sum(len(self.plan.kv_chunks[j]) for j in kv)
-            if area and area < size:
-                masked.append(column)
-            elif area and full and full[-1][1] == column:
-                full[-1] = (full[-1][0], column + 1)
-            elif area:
-                full.append((column, column + 1))
-        return masked, full
-
-    @cached_property
-    def _areas(self) -> list[list[int]]:
-        plan = self.plan
-        areas: list[list[int]] = plan.problem.pattern.areas(plan.q_chunks, plan.kv_chunks).tolist()
-        return areas
 
     def _tile_s(self, index: int, tile: Tile) -> float:
         written = sum(map(self.bytes, tile.writes))
-        fitted = self.cluster.fitted
-        if fitted is not None and self.plan.problem.dtype.bytes == _FITTED_BYTES:
-            folded = fitted.effects.passes * (written - self._fresh_bytes(index))
-            return self._fitted_s(tile, fitted.kernels) + self._memory_s(folded)
         moved = written + sum(map(self.bytes, tile.reads))
         seconds = self.attention_s(tile_flops(self.plan, tile), tile.direction)
         kernels = max(seconds, self._memory_s(moved))
@@ -213,27 +138,6 @@ class Costs:
         folded = share * self._folded_bytes(tile.writes)
         starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s
         return starts + kernels + self._memory_s(folded)
-
-    def _fitted_s(self, tile: Tile, kernels: Kernels) -> float:
-        """Seconds of a tile's kernel calls by the kernel model."""
-        problem = self.plan.problem
-        delta = any(piece.tensor is Tensor.DELTA for piece in tile.reads)
-        key = (tile.q, tile.kv, tile.heads, delta)
-        if key not in self._fitted:
-            self._fitted[key] = sum(
-                kernels.seconds(
-                    tile.direction,
-                    call.rows,
-                    call.columns,
-                    call.heads * problem.batch,
-                    causal=call.causal,
-                    density=call.density,
-                    head_dim=problem.head_dim,
-                    delta_given=delta,
-                )
-                for call in self._calls_of(self.plan, tile)
-            )
-        return self._fitted[key]
 
     def _folded_bytes(self, parts: Sequence[Piece]) -> float:
         """Bytes that move when partial results are folded in: merged (out), or added."""
@@ -251,21 +155,63 @@ class Costs:
         return size_bytes / self.cluster.gpu.memory_bandwidth_bytes_per_s
 
 
-def _runs(table: tuple[range, ...], chunks: tuple[int, ...]) -> Runs:
-    solid = [chunk for chunk in chunks if table[chunk]]
-    cuts = [
-        at
-        for at, (a, b) in enumerate(pairwise(solid), start=1)
-        if table[a].step != table[b].step or table[a][-1] + table[a].step != table[b].start
-    ]
-    edges = [0, *cuts, len(solid)]
-    return tuple(tuple(solid[a:b]) for a, b in pairwise(edges))
+class MeasuredTaskCosts(TaskCosts):
+    """The same on a cluster that was measured: kernels and messages by its fitted models.
+
+    Args:
+        program: As there.
+        cluster: As there.
+        fitted: What was measured; 16-bit kernels only, others are as a datasheet has them.
+    """
+
+    def __init__(self, program: Program, cluster: Cluster, fitted: Calibration) -> None:
+        super().__init__(program, cluster)
+        self._fitted = fitted
+        self._calls_of = calls_on(fitted)
+        self._kernels: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], float] = {}
+
+    def leg_s(self, leg: Leg) -> float:
+        """Seconds of a leg while the others of its plan move too."""
+        links, effects = self._fitted.links, self._fitted.effects
+        match self.cluster.link_class(leg.src, leg.dst):
+            case LinkClass.NVLINK:
+                return crowded_s(links.near, effects.near, self.leg_bytes(leg))
+            case LinkClass.NIC:
+                return crowded_s(links.far, effects.far, self.leg_bytes(leg))
+            case LinkClass.LOCAL | LinkClass.HOST:
+                return super().leg_s(leg)
+
+    def _tile_s(self, index: int, tile: Tile) -> float:
+        if self.plan.problem.dtype.bytes != _FITTED_BYTES:
+            return super()._tile_s(index, tile)
+        written = sum(map(self.bytes, tile.writes))
+        folded = self._fitted.effects.passes * (written - self._fresh_bytes(index))
+        return self._kernels_s(tile) + self._memory_s(folded)
+
+    def _kernels_s(self, tile: Tile) -> float:
+        """Seconds of a tile's kernel calls by the kernel model."""
+        problem = self.plan.problem
+        delta = any(piece.tensor is Tensor.DELTA for piece in tile.reads)
+        key = (tile.q, tile.kv, tile.heads, delta)
+        if key not in self._kernels:
+            self._kernels[key] = sum(
+                self._fitted.kernels.seconds(
+                    tile.direction,
+                    call.rows,
+                    call.columns,
+                    call.heads * problem.batch,
+                    causal=call.causal,
+                    density=call.density,
+                    head_dim=problem.head_dim,
+                    delta_given=delta,
+                )
+                for call in self._calls_of(self.plan, tile)
+            )
+        return self._kernels[key]
 
 
-def _between(
-    full: list[tuple[int, int]], stair: tuple[int, int], column: int
-) -> tuple[int, int] | None:
-    """The rectangle below a stair that ends where the stair's next step, a column, begins."""
-    if column != stair[1] + 1:
-        return None
-    return next((span for span in full if span[0] <= stair[0] and span[1] == column), None)
+def costs_on(program: Program, cluster: Cluster) -> TaskCosts:
+    """What the tasks of a plan cost on a cluster: as it was measured, or by its datasheet."""
+    if cluster.fitted is None:
+        return TaskCosts(program, cluster)
+    return MeasuredTaskCosts(program, cluster, cluster.fitted)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.cluster.calibration import Calibration
-from harness.plan.kernel_calls import lower
-from harness.plan.masks import MaskKind
+from harness.plan.kernel_calls import Call as LoweredCall
+from harness.plan.kernel_calls import joined, lower, runs_of
+from harness.plan.masks import Mask, MaskKind
 from harness.plan.plan import Plan
 from harness.plan.tasks import Tile
 
@@ -76,3 +77,29 @@ def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
         )
         for call in lower(plan.problem.pattern, q, kv)
     )
+
+
+def count_with_any_mask(plan: Plan, tile: Tile) -> int:
+    """Count a tile's calls of a kernel that takes any mask between two runs of tokens.
+
+    Full rectangles join as in the lowering, and so do a run's masks with what lies between them.
+    """
+    q, kv = ([run for _, run in runs_of(plan.chunks(piece))] for piece in tile.reads[:2])
+    areas = plan.problem.pattern.areas(q, kv).tolist()
+    return len(
+        joined(
+            [
+                _cell(i, j, full=area == len(q[i]) * len(kv[j]))
+                for i, row in enumerate(areas)
+                for j, area in enumerate(row)
+                if area
+            ]
+        )
+    )
+
+
+def _cell(row: int, column: int, *, full: bool) -> LoweredCall:
+    """The call of one run of queries and one run of keys, on a grid of runs."""
+    one = range(1)
+    kind = MaskKind.FULL if full else MaskKind.CAUSAL
+    return LoweredCall((row, row + 1), (column, column + 1), Mask(kind=kind, q=one, k=one))

@@ -44,7 +44,7 @@ class TaskGraph:
 
 
 def graph_of(plan: Plan, cluster: Cluster) -> TaskGraph:
-    """Measure a plan on a cluster, by the one cost function."""
+    """Price a plan's tasks on a cluster by the quick clock (`task_costs`)."""
     work = work_of(resolved(plan), cluster, Runtime.GRAPH)
     count = len(plan.tasks)
     seconds, lags = [0.0] * count, [0.0] * count

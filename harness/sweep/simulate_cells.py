@@ -27,8 +27,8 @@ from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.cell import Status, plan_flops, record
 from harness.records.config import Config
 from harness.records.store import Record
-from harness.simulate.bounds import bounds, problem_bound_s
-from harness.simulate.calibrated import exposed_s, lower_bound_s, pricer, trust
+from harness.simulate.bounds import bounds, jobs_bound_s, problem_bound_s
+from harness.simulate.calibrated import exposed_s, pricer, trust
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import work_of
 from harness.simulate.tile_calls import calls_on
@@ -225,7 +225,7 @@ def _predict(
         "work_hash": made.work_hash,
         "planned_tokens": made.tokens,
         "bound_s": balanced_s,
-        "plan_bound_s": max(balanced_s, lower_bound_s(jobs)),
+        "plan_bound_s": max(balanced_s, jobs_bound_s(jobs)),
         "calibration": said.text,
         "calibration_id": said.calibration_id,
         "inside_range": said.inside,

@@ -4,8 +4,8 @@
 
 Attention's quadratic part is its kernels' flops; the linear part is products, merges, whatever
 moves over links and is not hidden, the MLP, the norms, the loss and the offload of block inputs;
-what remains is starts of kernels and transfers, and the optimizer. All seconds of attention are
-those of the one cost function (`cost.Costs`), in the order and overlap that the simulator finds.
+what remains is starts of kernels and transfers, and the optimizer. Seconds of attention are those
+of the quick clock (`simulate.task_costs`), in the order and overlap that the simulator finds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from harness.planning.strategy import Chosen
 from harness.simulate.queues import Stream, number_of, stream_of
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Work, work_of
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import costs_on
 from harness.training.attention_memory import attention_held, program_of
 from harness.training.models import Model
 from harness.training.stack import (
@@ -230,7 +230,7 @@ def _layer_time(
     model: Model, text: str, machine: Cluster, seqlen: int, direction: Direction
 ) -> LayerTime:
     program = program_of(model, text, machine.gpus, machine.gpus_per_node, seqlen, direction)
-    costs = Costs(program, machine)
+    costs = costs_on(program, machine)
     work = _blocked(work_of(program, machine, Runtime.GRAPH), program)
     whole = simulate(program, machine, work=work).makespan_s
     sums = [[0.0] * 4 for _ in range(machine.gpus)]  # launch, attention, products, light

@@ -16,7 +16,8 @@ from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.cell import Status
 from harness.records.config import Config, Where
 from harness.reproduce.published_runs import Case, baseline_convention
-from harness.simulate.calibrated import lower_bound_s, pricer, skeleton_on, trust
+from harness.simulate.bounds import jobs_bound_s
+from harness.simulate.calibrated import pricer, skeleton_on, trust
 from harness.simulate.jobs import NeedKind
 from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
@@ -186,7 +187,7 @@ def test_every_strategy_runs_under_both_runtimes_and_eager_is_never_faster(
     prices = pricer(cell.problem, cell.direction, H800, eager=eager)
     shape = skeleton_on(made, H800, eager=eager)
     assert trace.makespan_s == pytest.approx(prices.seconds_of(shape), rel=1e-12)
-    assert lower_bound_s(prices.jobs(shape)) <= trace.makespan_s
+    assert jobs_bound_s(prices.jobs(shape)) <= trace.makespan_s
     launches = [span for span in trace.spans if span.stream is Stream.LAUNCH]
     assert bool(launches) is eager
     graph = simulate(made, cluster("h800"), runtime=Runtime.GRAPH)

@@ -12,6 +12,7 @@ from harness.plan.kernel_calls import lower
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program, Slab, Step
+from harness.plan.sizes import linear_flops
 from harness.plan.tasks import (
     NO_HEADS,
     Delta,
@@ -24,7 +25,7 @@ from harness.plan.tasks import (
     Tensor,
     Tile,
 )
-from harness.simulate.task_costs import Costs
+from harness.simulate.task_costs import TaskCosts, costs_on
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -72,7 +73,7 @@ def tiles(program: Program) -> list[int]:
     return [i for i, task in enumerate(program.plan.tasks) if isinstance(task, Tile)]
 
 
-def alone(*tasks: object) -> Costs:
+def alone(*tasks: object) -> TaskCosts:
     """The costs of tasks in a plan without anything else: 16 query and key tokens, hidden 32."""
     problem = Problem(
         pattern=make_pattern("full", 16),
@@ -85,13 +86,13 @@ def alone(*tasks: object) -> Costs:
     )
     plan = Plan(problem, "", Direction.FORWARD, (range(16),), (range(16),), (), tasks, ())
     steps = tuple(Step(set(), [], []) for _ in tasks)
-    return Costs(Program(plan, (), steps, frozenset(), 0, {}), toy())
+    return costs_on(Program(plan, (), steps, frozenset(), 0, {}), toy())
 
 
 def test_a_first_tile_takes_its_flops_and_one_kernel_start() -> None:
     program = planned("ring")
     first, second = tiles(program)[0], tiles(program)[2]
-    costs = Costs(program, toy())
+    costs = costs_on(program, toy())
 
     # 1024 x 1024 pairs x 4 x 64 flops at 1 TFLOP/s, and 1 us to start.
     assert costs.compute_s(first) == pytest.approx(1e-6 + 268.435456e-6, rel=1e-12)
@@ -101,7 +102,7 @@ def test_a_first_tile_takes_its_flops_and_one_kernel_start() -> None:
 
 def test_a_backward_tile_takes_two_and_a_half_times_the_flops() -> None:
     program = planned("ring", direction=Direction.BACKWARD)
-    first = Costs(program, toy()).compute_s(tiles(program)[0])
+    first = costs_on(program, toy()).compute_s(tiles(program)[0])
 
     # 2.5 x 268.435456 us at half the peak.
     assert first == pytest.approx(1e-6 + 5 * 268.435456e-6, rel=1e-12)
@@ -109,7 +110,7 @@ def test_a_backward_tile_takes_two_and_a_half_times_the_flops() -> None:
 
 def test_a_tile_that_moves_more_than_it_computes_is_bound_by_memory() -> None:
     program = planned("ring", seqlen=4)
-    first = Costs(program, toy()).compute_s(tiles(program)[0])
+    first = costs_on(program, toy()).compute_s(tiles(program)[0])
 
     # q, k, v: 2 tokens x 64 x 2 bytes each; out: 2 x 64 x 4; lse: 2 x 4. Flops: 4 x 256, less.
     assert first == pytest.approx(1e-6 + (3 * 256 + 512 + 8) * 1e-12, rel=1e-12)
@@ -128,7 +129,7 @@ def test_a_merge_that_begins_an_accumulator_moves_it_twice_only() -> None:
     costs = alone(Merge(Place(0), (source,)))
     slab = Slab(0, Place(0), source._replace(version=0))
     step = Step(set(), [], [0])
-    costs = Costs(replace(costs.program, slabs=(slab,), steps=(step,)), toy())
+    costs = costs_on(replace(costs.program, slabs=(slab,), steps=(step,)), toy())
 
     assert costs.compute_s(0) == pytest.approx(1e-6 + 2 * 1024e-12, rel=1e-12)
 
@@ -146,7 +147,7 @@ def test_finishing_reads_parts_and_writes_results() -> None:
     last = len(program.plan.tasks) - 1
 
     # 1024 tokens: out 64 x 4 bytes becomes 64 x 2, lse 4 bytes stays 4.
-    assert Costs(program, toy()).compute_s(last) == pytest.approx(
+    assert costs_on(program, toy()).compute_s(last) == pytest.approx(
         1e-6 + 1024 * (256 + 128 + 8) * 1e-12, rel=1e-12
     )
 
@@ -175,7 +176,7 @@ def test_a_projection_takes_two_flops_per_token_head_width_and_hidden_unit(
     task = Linear(Place(0), op, reads, (Piece(write, (0,), heads),))
     costs = alone(task)
 
-    assert costs.linear_flops(task) == 2 * 16 * elements * 32
+    assert linear_flops(costs.plan, task) == 2 * 16 * elements * 32
     assert costs.compute_s(0) == pytest.approx(1e-6 + 2 * 16 * elements * 32 / 0.25e12, rel=1e-12)
 
 
@@ -187,7 +188,7 @@ def test_freeing_costs_nothing_and_is_not_launched() -> None:
 
 def test_legs_take_their_links_latency_and_bandwidth() -> None:
     program = planned("ring", cp=16, seqlen=16 * 64)
-    costs = Costs(program, toy())
+    costs = costs_on(program, toy())
     # k and v of 64 tokens x 64 x 2 bytes; ranks 7 and 8 are on two nodes.
     size = 2 * 64 * 64 * 2
     for task in program.plan.tasks[:16]:
@@ -198,7 +199,7 @@ def test_legs_take_their_links_latency_and_bandwidth() -> None:
 
 def test_a_collective_pays_the_slowest_latency_once_and_copies_locally() -> None:
     program = planned("ulysses", cp=16, heads=16, seqlen=1024)
-    costs = Costs(program, toy())
+    costs = costs_on(program, toy())
     task = program.plan.tasks[0]
     by_pair = {(leg.src.rank, leg.dst.rank): costs.collective_leg_s(leg) for leg in task.legs}
     size = 64 * 64 * 2
@@ -215,7 +216,7 @@ def test_a_collective_pays_the_slowest_latency_once_and_copies_locally() -> None
 @pytest.mark.parametrize("pattern", ["full", "causal", "documents:lengths=512+512"])
 def test_kernel_calls_are_those_of_the_lowering(name: str, pattern: str) -> None:
     program = planned(name, pattern, seqlen=1024, cp=8, heads=8)
-    costs = Costs(program, toy())
+    costs = costs_on(program, toy())
     one_mask_each = pattern != "documents:lengths=512+512"
     for index in tiles(program):
         tile = program.plan.tasks[index]
@@ -236,7 +237,7 @@ def test_a_window_is_one_kernel_call_however_the_cpu_cuts_it() -> None:
     chunks = tuple(program.plan.chunks(piece) for piece in tile.reads[:2])
 
     assert len(lower(program.plan.problem.pattern, *chunks)) > 8
-    assert Costs(program, toy()).kernel_calls(tile) == 1
+    assert costs_on(program, toy()).kernel_calls(tile) == 1
 
 
 def test_a_staircase_is_one_kernel_call() -> None:
@@ -246,7 +247,7 @@ def test_a_staircase_is_one_kernel_call() -> None:
     assert isinstance(home, Tile)
 
     assert home.q == home.kv == (0, 7)
-    assert Costs(program, toy()).kernel_calls(home) == 1
+    assert costs_on(program, toy()).kernel_calls(home) == 1
 
 
 def test_two_diagonals_are_two_kernel_calls() -> None:
@@ -256,17 +257,17 @@ def test_two_diagonals_are_two_kernel_calls() -> None:
     assert isinstance(own, Tile)
 
     assert own.q == (1, 6)
-    assert Costs(program, toy()).kernel_calls(own) == 2
+    assert costs_on(program, toy()).kernel_calls(own) == 2
 
 
-def causal_tile(q: tuple[int, ...], kv: tuple[int, ...], chunks: tuple[range, ...]) -> Costs:
+def causal_tile(q: tuple[int, ...], kv: tuple[int, ...], chunks: tuple[range, ...]) -> TaskCosts:
     pattern = make_pattern("causal", 64)
     problem = Problem(pattern=pattern, heads_q=1, heads_kv=1, head_dim=8, dtype=Dtype.BFLOAT16)
     area = sum(pattern.area(chunks[i], chunks[j]) for i in q for j in kv)
     reads = (Piece(Tensor.Q, q, 1), Piece(Tensor.K, kv, 1), Piece(Tensor.V, kv, 1))
     tile = Tile(Place(0), Direction.FORWARD, reads, (), area)
     plan = Plan(problem, "", Direction.FORWARD, chunks, chunks, (), (tile,), ())
-    return Costs(Program(plan, (), (Step(set(), [], []),), frozenset(), 0, {}), toy())
+    return costs_on(Program(plan, (), (Step(set(), [], []),), frozenset(), 0, {}), toy())
 
 
 EIGHTS = tuple(range(8 * i, 8 * i + 8) for i in range(8))
