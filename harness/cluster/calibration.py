@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from harness.cluster.calibration_rules import judge, judge_errors
-from harness.cluster.effects import Crowd, Eager, Effects
+from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
-from harness.cluster.link_model import Curve, Links
+from harness.cluster.link_model import Crowd, Curve, Links
 from harness.plan.problem import Dtype
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ measurement shows them.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.cluster.link_model import Curve
+from harness.cluster.link_model import Crowd
 
 
 class Effect(StrEnum):
@@ -45,23 +45,6 @@ SAID: dict[Effect, str] = {
     Effect.IMBALANCE: "unequal work; off, all ranks take the mean",
 }
 """Each in a few words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
-    """What a whole plan leaves of a link.
-
-    Attributes:
-        handshake_s: Time until both ends of a transfer have found one another.
-        share: Of a pair's bandwidth, while an end has other transfers too and no kernel runs; <= 1.
-        share_beside: Of that, if a kernel runs at either end; <= 1.
-        held_sms: SMs that a transfer holds at each end from its posting to its end.
-    """
-
-    handshake_s: float
-    share: float
-    share_beside: float
-    held_sms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +92,3 @@ class Effects:
     start_s: float
     passes: float
     eager: Eager
-
-
-def crowded_s(curve: Curve, crowd: Crowd, size_bytes: float) -> float:
-    """Seconds of a message while all GPUs exchange and no kernel runs."""
-    slower = size_bytes / curve.bytes_per_s * (1 / crowd.share - 1)
-    return curve.seconds(size_bytes) + crowd.handshake_s + slower

@@ -1,8 +1,8 @@
 """Seconds of one message over one link, from its size: latency, protocol switch, saturation.
 
 Below the switch NCCL uses few channels, above it all: two straight lines, each a latency and a
-bandwidth. A curve is for one pair of GPUs that has its ports to itself; what is left of it
-while a whole node exchanges is an effect (see `harness.effects`), not a property of the link.
+bandwidth. A curve is for one pair of GPUs that has its ports to itself; what a whole node's
+exchange leaves of it is a `Crowd`, fitted on whole plans (see `effects`).
 
     seconds                      ____/   bandwidth
       ^                    __---
@@ -63,3 +63,26 @@ class Links:
     far: Curve
     far_alone: Curve
     near_collective: Curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What a whole plan leaves of a link.
+
+    Attributes:
+        handshake_s: Time until both ends of a transfer have found one another.
+        share: Of a pair's bandwidth, while an end has other transfers too and no kernel runs; <= 1.
+        share_beside: Of that, if a kernel runs at either end; <= 1.
+        held_sms: SMs that a transfer holds at each end from its posting to its end.
+    """
+
+    handshake_s: float
+    share: float
+    share_beside: float
+    held_sms: float
+
+
+def crowded_s(curve: Curve, crowd: Crowd, size_bytes: float) -> float:
+    """Seconds of a message while all GPUs exchange and no kernel runs."""
+    slower = size_bytes / curve.bytes_per_s * (1 / crowd.share - 1)
+    return curve.seconds(size_bytes) + crowd.handshake_s + slower

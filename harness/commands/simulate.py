@@ -21,7 +21,7 @@ from harness.plan.problem import Direction
 from harness.plan.residency import Program, without_collection
 from harness.prepare.planner_context import context_on
 from harness.report.format import named
-from harness.simulate.calibrated import pricer, skeleton_on, trust
+from harness.simulate.calibrated import full_clock, pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
 from harness.verify.proof import verify
 from strategies import strategy
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def _predict(
     program: Program, machine: Cluster, runtime: Runtime, *, explain: bool
 ) -> dict[str, object]:
-    plan, fitted = program.plan, machine.fitted
+    plan, fitted = program.plan, full_clock(machine)
     if fitted is None:
         if explain:
             known = ", ".join(name for name, c in CLUSTERS.items() if c.fitted is not None)
@@ -102,7 +102,7 @@ def _predict(
     prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
     shape = skeleton_on(program, fitted, eager=eager)
     time_s = prices.seconds_of(shape)
-    said = trust(plan.problem, plan.direction, shape, prices, eager=eager)
+    said = trust(plan.problem, shape, prices)
     adds = {}
     if explain:
         for effect in sorted(ALL):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.cluster.calibration import Calibration, Range, calibration
-from harness.cluster.effects import Crowd, Effects
-from harness.cluster.link_model import Curve, Links
+from harness.cluster.effects import Effects
+from harness.cluster.link_model import Crowd, Curve, Links
 from harness.fit.hosts import fit_hosts
 from harness.fit.kernels import fit_kernels
 from harness.fit.links import fit_curve, message_times

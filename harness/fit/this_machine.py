@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration, Hardware, Range
-from harness.cluster.effects import Crowd, Eager, Effects
+from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
-from harness.cluster.link_model import Links
+from harness.cluster.link_model import Crowd, Links
 from harness.fit.kernels import Error
 from harness.fit.links import fit_curve
 from harness.fit.minimise import Reals, least_squares

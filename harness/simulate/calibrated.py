@@ -1,7 +1,7 @@
-"""Seconds and a timeline of a plan on a calibrated cluster, with every effect, in either runtime.
+"""The full clock: seconds and a timeline of a plan on a measured cluster, with every effect.
 
-`simulate` and `sweep` come here where a cluster has a calibration; `validate_predictor` compares
-the same prices with measured runs.
+`full_clock` is the one place that says whether it or the quick clock times plans on a cluster (see
+docs/adr/0007-two-clocks.md). `validate_predictor` compares its times with measured runs.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,28 @@ from dataclasses import dataclass
 
 from harness.cluster.calibration import Calibration, plan_class
 from harness.cluster.effects import ALL, Effect
-from harness.cluster.machine import LinkClass, link_between
+from harness.cluster.machine import Cluster, LinkClass, link_between
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, legs_of
+from harness.simulate.bounds import jobs_bound_s
 from harness.simulate.job_costs import Pricer, convention
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import NeedKind, Part, Skeleton
 from harness.simulate.queues import Stream, queues_between, stream_of
 from harness.simulate.tile_calls import Call, calls_on
 from harness.simulate.trace import Source, Span, Trace, kind_of
+
+
+def full_clock(cluster: Cluster, *, in_plan_order: bool = True) -> Calibration | None:
+    """Return the calibration by which the full clock times plans on a cluster.
+
+    None: the quick clock does, because the cluster was never measured, or because queues run in
+    another order than the plan's, which the full clock does not know.
+    """
+    return cluster.fitted if in_plan_order else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +109,7 @@ def pricer(
     )
 
 
-def trust(
-    problem: Problem, direction: Direction, shape: Skeleton, prices: Pricer, *, eager: bool
-) -> Trust:
+def trust(problem: Problem, shape: Skeleton, prices: Pricer) -> Trust:
     """Say how far to trust the time of a plan."""
     fitted = prices.calibration
     within = problem.dtype.value in fitted.range.dtypes
@@ -112,9 +120,9 @@ def trust(
     within = within and max(sizes, default=0.0) <= fitted.range.max_message_bytes
     per_node = fitted.hardware.gpus_per_node
     kind = plan_class(
-        eager=eager,
+        eager=prices.convention.eager,
         nodes=-(-problem.cp // per_node),
-        backward=direction is Direction.BACKWARD,
+        backward=prices.direction is Direction.BACKWARD,
     )
     return Trust(fitted.id, within, fitted.errors.get(kind))
 
@@ -123,6 +131,41 @@ def _inside(call: Call, prices: Pricer) -> bool:
     tokens = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
     heads = call.heads * prices.heads
     return prices.calibration.inside(tokens, heads, prices.head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the full clock says of a plan.
+
+    Attributes:
+        time_s: How long it takes.
+        bound_s: What no order of its jobs beats, see `bounds.jobs_bound_s`.
+        exposed_s: Longest time that a rank moves something and computes nothing.
+        trust: How far to trust the time.
+    """
+
+    time_s: float
+    bound_s: float
+    exposed_s: float
+    trust: Trust
+
+
+def predict(shape: Skeleton, problem: Problem, prices: Pricer) -> Prediction:
+    """Time a plan by its jobs.
+
+    Args:
+        shape: The jobs, folded or not.
+        problem: What is asked, at its own length.
+        prices: As `pricer` gives them for it.
+    """
+    jobs = prices.jobs(shape)
+    starts, ends = prices.run(jobs)
+    return Prediction(
+        time_s=max(ends, default=0.0) + prices.start_s,
+        bound_s=jobs_bound_s(jobs),
+        exposed_s=exposed_s(shape, starts, ends),
+        trust=trust(problem, shape, prices),
+    )
 
 
 def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -> float:
@@ -136,7 +179,15 @@ def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -
     return Trace("", "", cp, Source.SIMULATED, "", "", (), tuple(spans)).exposed_comm_max_s
 
 
-def spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
+def timeline(program: Program, fitted: Calibration, *, eager: bool) -> tuple[list[Span], Trust]:
+    """Run a plan with every rank in it; return what happened, and how far to trust it."""
+    plan = program.plan
+    prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
+    shape = skeleton_on(program, fitted, eager=eager, fold=False)
+    return _spans_of(plan, shape, prices), trust(plan.problem, shape, prices)
+
+
+def _spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
     """A timeline of every rank, from a skeleton that is not folded."""
     starts, ends = prices.times(shape)
     spans: list[Span] = []

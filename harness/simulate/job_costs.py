@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration
-from harness.cluster.effects import ALL, Crowd, Effect, crowded_s
+from harness.cluster.effects import ALL, Effect
 from harness.cluster.kernel_model import Kernels
-from harness.cluster.link_model import Curve
+from harness.cluster.link_model import Crowd, Curve, crowded_s
 from harness.plan.problem import Direction, Dtype
 from harness.simulate.contention import HELD, Job, run
 from harness.simulate.jobs import Launched, Need, NeedKind, Size, Skeleton

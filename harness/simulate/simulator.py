@@ -1,8 +1,9 @@
 """The simulator: when every task of a plan runs on a cluster, as a trace.
 
-A discrete-event run over the plan's activities (`streams`). An activity starts when all that it
-waits for has ended and its streams are free. There is no randomness and no clock: equal input
-gives equal traces.
+The quick clock is here: a discrete-event run over the plan's activities (`streams`), each of which
+starts when all that it waits for has ended and its streams are free. On a cluster that was measured
+`simulate` asks the full clock (`calibrated`) instead. There is no randomness, and no time of day:
+equal input gives equal traces.
 """
 
 from heapq import heapify, heappop, heappush
@@ -12,7 +13,7 @@ from harness.cluster.presets import require
 from harness.errors import CycleError
 from harness.plan.residency import Program
 from harness.plan.tasks import Free
-from harness.simulate.calibrated import pricer, skeleton_on, spans_of, trust
+from harness.simulate.calibrated import full_clock, timeline
 from harness.simulate.queues import LINK_STREAMS, Stream, stream_of
 from harness.simulate.streams import Dispatch, Order, Work, in_order, work_of
 from harness.simulate.trace import Source, Span, Trace, kind_of, trace_of
@@ -30,8 +31,9 @@ def simulate(
 ) -> Trace:
     """Simulate a plan.
 
-    On a calibrated cluster with first-in-first-out streams in the plan's order, all fitted effects
-    count (see `predicted`); other orders, and datasheet clusters, know only costs and queues.
+    On a measured cluster with first-in-first-out streams in the plan's order the full clock runs,
+    in which all fitted effects count (see `calibrated.full_clock`); other orders, and datasheet
+    clusters, have the quick one: costs of tasks and queues.
 
     Args:
         program: A verified, resolved plan (see `verify`).
@@ -48,33 +50,23 @@ def simulate(
         CycleError: The order makes ranks wait for one another.
     """
     words = f"{runtime.value} runtime, {dispatch.value} streams"
-    fitted = cluster.fitted
-    if fitted is not None and work is None and order is None and dispatch is Dispatch.IN_ORDER:
-        plan = program.plan
-        require(cluster, plan.problem.cp)
-        eager = runtime is Runtime.EAGER
-        prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
-        shape = skeleton_on(program, fitted, eager=eager, fold=False)
-        said = trust(plan.problem, plan.direction, shape, prices, eager=eager)
-        return trace_of(
-            program,
-            spans_of(plan, shape, prices),
-            source=Source.SIMULATED,
-            machine=cluster.name,
-            calibration=f"{said.text}; {words}",
-            peak_memory_bytes=peak_memory_bytes,
-        )
-    if work is None:
-        work = work_of(program, cluster, runtime, order)
-    if dispatch is Dispatch.IN_ORDER:
-        in_order(work, order)
-    spans = _spans(program, work, start_times(work))
+    plain = work is None and order is None and dispatch is Dispatch.IN_ORDER
+    fitted = full_clock(cluster, in_plan_order=plain)
+    if fitted is None:
+        work = work_of(program, cluster, runtime, order) if work is None else work
+        if dispatch is Dispatch.IN_ORDER:
+            in_order(work, order)
+        spans, calibration = _spans(program, work, start_times(work)), cluster.calibration
+    else:
+        require(cluster, program.plan.problem.cp)
+        spans, said = timeline(program, fitted, eager=runtime is Runtime.EAGER)
+        calibration = said.text
     return trace_of(
         program,
         spans,
         source=Source.SIMULATED,
         machine=cluster.name,
-        calibration=f"{cluster.calibration}; {words}",
+        calibration=f"{calibration}; {words}",
         peak_memory_bytes=peak_memory_bytes,
     )
 

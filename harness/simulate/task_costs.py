@@ -16,7 +16,7 @@ and direction, slow-down of kernels while transfers run, and copies that only re
 from collections.abc import Sequence
 
 from harness.cluster.calibration import Calibration
-from harness.cluster.effects import crowded_s
+from harness.cluster.link_model import crowded_s
 from harness.cluster.machine import Cluster, LinkClass
 from harness.plan.problem import Direction
 from harness.plan.residency import Program

@@ -27,8 +27,8 @@ from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.cell import Status, plan_flops, record
 from harness.records.config import Config
 from harness.records.store import Record
-from harness.simulate.bounds import bounds, jobs_bound_s, problem_bound_s
-from harness.simulate.calibrated import exposed_s, pricer, trust
+from harness.simulate.bounds import bounds, problem_bound_s
+from harness.simulate.calibrated import full_clock, predict, pricer
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import work_of
 from harness.simulate.tile_calls import calls_on
@@ -105,9 +105,9 @@ def simulate_cell(
         require(machine, config.cp)
         chosen, node = strategy(config.strategy), context_on(machine)
         resolved = chosen.resolved(config.problem, config.direction, node).text
-        if machine.fitted is not None:
+        if (fitted := full_clock(machine)) is not None:
             kept = folder or cache_folder() / "structures"
-            found = predicted(config, machine, machine.fitted, context, known, kept)
+            found = predicted(config, machine, fitted, context, known, kept)
         else:
             plan = chosen.plan(config.problem, config.direction, node)
             found = simulated(verify(plan), config, machine, context)
@@ -198,24 +198,21 @@ def _predict(
     if key not in known:
         known[key] = structure_of(small, fitted, folder)
     made = known[key].at(config.seqlen_q)
-    shape, direction = made.shape, config.direction
+    direction = config.direction
     rounded = strategy(config.strategy).options.round_sent
     problem = replace(config.problem, round_sent=rounded)
     eager = config.runtime is Runtime.EAGER
     prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)
-    jobs = prices.jobs(shape)
-    starts, ends = prices.run(jobs)
-    time_s = max(ends, default=0.0) + prices.start_s
-    said = trust(problem, direction, shape, prices, eager=eager)
+    said = predict(made.shape, problem, prices)
     status, reason = _fits(made.peak_bytes, machine)
     balanced_s = problem_bound_s(problem, direction, machine)
     return {
         "status": status,
         "reason": reason,
-        "time_s": time_s,
-        "tflops_per_gpu": problem_flops(problem, direction) / config.cp / time_s / 1e12,
+        "time_s": said.time_s,
+        "tflops_per_gpu": problem_flops(problem, direction) / config.cp / said.time_s / 1e12,
         "bytes_sent_per_rank": made.sent_bytes,
-        "exposed_comm_s": exposed_s(shape, starts, ends),
+        "exposed_comm_s": said.exposed_s,
         "imbalance": made.imbalance,
         "imbalance_lockstep": made.imbalance_lockstep,
         "peak_bytes": made.peak_bytes,
@@ -225,11 +222,11 @@ def _predict(
         "work_hash": made.work_hash,
         "planned_tokens": made.tokens,
         "bound_s": balanced_s,
-        "plan_bound_s": max(balanced_s, jobs_bound_s(jobs)),
-        "calibration": said.text,
-        "calibration_id": said.calibration_id,
-        "inside_range": said.inside,
-        "expected_error": said.expected_error,
+        "plan_bound_s": max(balanced_s, said.bound_s),
+        "calibration": said.trust.text,
+        "calibration_id": said.trust.calibration_id,
+        "inside_range": said.trust.inside,
+        "expected_error": said.trust.expected_error,
     }
 
 

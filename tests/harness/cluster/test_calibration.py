@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.cluster.calibration import FOLDER, calibration, dump, load
-from harness.cluster.effects import ALL, Crowd, Effect, crowded_s
-from harness.cluster.link_model import Curve
+from harness.cluster.effects import ALL, Effect
+from harness.cluster.link_model import Crowd, Curve, crowded_s
 from harness.cluster.presets import CLUSTERS
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.simulate.job_costs import HARNESS, TORCH, ULTRA, Pricer, launched_by

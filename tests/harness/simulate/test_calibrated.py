@@ -211,7 +211,7 @@ def test_a_calibrated_cluster_says_whether_it_was_measured_there(
     cell = replace(CELL, strategy="ring", seqlen_q=tokens, seqlen_kv=tokens, dtype=dtype)
     prices = pricer(cell.problem, cell.direction, H800, eager=False)
     shape = skeleton_on(program(cell), H800, eager=False)
-    said = trust(cell.problem, cell.direction, shape, prices, eager=False)
+    said = trust(cell.problem, shape, prices)
     assert said.inside is inside
     assert ("OUTSIDE its range, error unknown" in said.text) is not inside
     assert said.calibration_id == H800.id
