@@ -84,7 +84,11 @@ def count_with_any_mask(plan: Plan, tile: Tile) -> int:
 
     Full rectangles join as in the lowering, and so do a run's masks with what lies between them.
     """
+    if tile.area == plan.tokens(tile.reads[0]) * plan.tokens(tile.reads[1]):
+        return 1
     q, kv = ([run for _, run in runs_of(plan.chunks(piece))] for piece in tile.reads[:2])
+    if len(q) == len(kv) == 1:
+        return 1
     areas = plan.problem.pattern.areas(q, kv).tolist()
     return len(
         joined(
