@@ -17,7 +17,7 @@ from harness.records.cell import Status
 from harness.records.config import Config, Where
 from harness.reproduce.published_runs import Case, baseline_convention
 from harness.simulate.bounds import jobs_bound_s
-from harness.simulate.calibrated import pricer, skeleton_on, trust
+from harness.simulate.calibrated import full_clock, predict, pricer, skeleton_on, trust
 from harness.simulate.jobs import NeedKind
 from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
@@ -316,3 +316,24 @@ def run(label: str, way: Direction) -> Case:
         measured_s=1.0,
         author_s=None,
     )
+
+
+@pytest.mark.parametrize("name", ["h100-8x8", "h100-1x8", "h800", "local-cpu"])
+def test_the_full_clock_times_measured_clusters_in_the_plan_s_order_only(name: str) -> None:
+    machine = cluster(name)
+    assert full_clock(machine) == machine.fitted
+    assert (machine.fitted is None) is name.startswith("h100")
+    assert full_clock(machine, in_plan_order=False) is None
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_folded_prediction_takes_as_long_as_the_whole_timeline(direction: Direction) -> None:
+    cell = replace(CELL, strategy="zigzag", direction=direction)
+    made = program(cell)
+    prices = pricer(cell.problem, direction, H800, eager=False)
+    said = predict(skeleton_on(made, H800, eager=False), cell.problem, prices)
+    trace = simulate(made, cluster("h800"))
+    assert said.time_s == trace.makespan_s
+    assert said.exposed_s == pytest.approx(trace.exposed_comm_max_s, rel=1e-12)
+    assert 0 < said.bound_s <= said.time_s
+    assert trace.calibration.startswith(said.trust.text)
