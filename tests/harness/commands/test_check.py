@@ -9,7 +9,8 @@ import pytest
 
 from harness import cli
 from harness.check import run
-from harness.check.cell import Cell, Status, check
+from harness.check.cell import Cell, check
+from harness.records.check_record import Outcome
 from harness.records.config import Config
 from harness.records.store import ResultFile
 from tests.harness.ranks.test_team import ROOT
@@ -35,7 +36,7 @@ def broken(config: Config) -> tuple[Cell, Cell]:
     """Ring's backward is wrong."""
     forward, backward = check(config)
     if config.strategy == "ring":
-        return forward, Cell(backward.config, Status.FAILED, "dk is off")
+        return forward, Cell(backward.config, Outcome.FAILED, "dk is off")
     return forward, backward
 
 
