@@ -37,7 +37,6 @@ launch. Backward times are of the call with `out` given, its row sum included.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -50,6 +49,7 @@ from pathlib import Path
 import torch
 
 from harness.base.environment import environment
+from harness.base.json_fields import json_text
 from harness.check.axes import Axes, pairwise
 from harness.check.cell import Cell, check
 from harness.check.run import cost
@@ -300,7 +300,7 @@ class Examination:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        draft.write_text(json.dumps(self.body, indent=1, allow_nan=False) + "\n")
+        draft.write_text(json_text(self.body, indent=1) + "\n")
         draft.replace(self._path)
 
 

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import NamedTuple, Protocol
 
+from harness.base.json_fields import json_text
 from harness.plan.grid import label
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
@@ -381,7 +382,7 @@ def to_json(trace: Trace) -> str:
         "spans": trace.spans,
         "peak_memory_bytes": trace.peak_memory_bytes,
     }
-    return json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return json_text(body, compact=True, sort_keys=True)
 
 
 def from_json(text: str) -> Trace:
@@ -432,7 +433,7 @@ def to_chrome(trace: Trace) -> str:
         for span in trace.spans
     ]
     other = trace.summary()
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+    return json_text({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
 
 def _name(what: str, rank: int, lane: int, name: str) -> dict[str, object]:
