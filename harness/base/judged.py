@@ -39,28 +39,54 @@ def judged(kind: object, name: str, value: object) -> Any:  # noqa: ANN401  # of
     Raises:
         ValueError: It is of another type, or its type's own reader refuses it.
     """
+    return _reader(kind)(name, value)
+
+
+@cache
+def _reader(kind: object) -> Reader:
     origin, options = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return options[1](name, value)
+        found: Reader = options[1]
+        return found
     if origin in (Union, UnionType):
         (inner,) = (option for option in options if option is not NoneType)
-        return None if value is None else judged(inner, name, value)
+        return _optional(_reader(inner))
     if origin is tuple:
-        return tuple(
-            judged(options[0], f"{name}[{at}]", each)
-            for at, each in enumerate(typed(name, value, list, tuple))
-        )
+        return _list_of(_reader(options[0]))
     if origin is Mapping:
-        return {
-            label(f"a name in {name}", key): judged(options[1], f"{name}.{key}", each)
-            for key, each in typed(name, value, dict).items()
-        }
+        return _named(_reader(options[1]))
     assert isinstance(kind, type)  # no other kinds of types are in the dataclasses here
     if is_dataclass(kind):
-        return value if isinstance(value, kind) else kind(**fields_of(kind, value))
-    if issubclass(kind, StrEnum):
-        return one_of(name, value.value if isinstance(value, kind) else value, kind)
-    return _PLAIN[kind](name, value)
+        return lambda _, value: value if isinstance(value, kind) else kind(**fields_of(kind, value))
+    return _member_of(kind) if issubclass(kind, StrEnum) else _PLAIN[kind]
+
+
+def _optional(inner: Reader) -> Reader:
+    return lambda name, value: None if value is None else inner(name, value)
+
+
+def _list_of(inner: Reader) -> Reader:
+    def read(name: str, value: object) -> tuple[object, ...]:
+        found = typed(name, value, list, tuple)
+        return tuple(inner(f"{name}[{at}]", each) for at, each in enumerate(found))
+
+    return read
+
+
+def _named(inner: Reader) -> Reader:
+    def read(name: str, value: object) -> dict[str, object]:
+        found = typed(name, value, dict).items()
+        within = f"a name in {name}"
+        return {label(within, key): inner(f"{name}.{key}", each) for key, each in found}
+
+    return read
+
+
+def _member_of(kind: type[StrEnum]) -> Reader:
+    def read(name: str, value: object) -> StrEnum:
+        return value if isinstance(value, kind) else one_of(name, value, kind)
+
+    return read
 
 
 def fields_of(kind: type, values: object) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Sweeps: every cell becomes one record, whatever happens to it or to the sweep."""
 
+import math
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from harness import cli
 from harness.base.json_fields import json_text
@@ -20,9 +22,11 @@ from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
 from harness.plan.problem import Dtype
 from harness.ranks.team import Failure, WorkerError
-from harness.records.cell import Status
+from harness.records.cell import Status, from_json
 from harness.records.config import Config, Where
+from harness.records.legible import ResultFolder
 from harness.records.store import FILE, ResultFile, read_records
+from harness.report.format import worst_error
 from harness.sweep import simulate_cells
 from tests.harness import sweeps
 from tests.harness.made import record
@@ -132,6 +136,25 @@ def test_a_wrong_result_is_an_error_that_says_how_far_off(monkeypatch: pytest.Mo
     assert found.status == Status.ERROR
     assert "the result is off" in found.reason
     assert found.max_rel_error["out"] > 0
+
+
+def test_a_result_that_is_not_finite_is_an_error_with_the_reason_and_the_next_cell_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the record held an infinity, which ended the whole sweep."""
+    lone = replace(CELL, cp=1)
+    out = torch.full((1, 6, 29, 8), math.nan, dtype=torch.float64)
+    monkeypatch.setattr(measured_cell, "collect", lambda *_: out)
+    crew = Broken([RankSample((0.5, 0.25), 0.1, 0, "", {}), measured_cell.Refusal("second")])
+    found, second = measure_cells([lone, replace(lone, batch=2)], FEW, Crews(lambda _: crew))
+    assert (found.status, found.max_rel_error) == (Status.ERROR, {"out": None})
+    assert found.reason == "the result is off: out is not finite"
+    assert second.reason == "second"
+    with ResultFolder(tmp_path, from_json) as results:
+        results.append(found)
+    with ResultFolder(tmp_path, from_json) as results:
+        assert results.records == [found]
+    assert worst_error(found) == "not finite"
 
 
 def test_bytes_that_differ_from_the_plan_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
