@@ -271,6 +271,19 @@ def test_other_machines_and_versions_are_told_but_no_change() -> None:
     assert found.environment == {"torch": ("2", "3"), "numpy": (None, "1")}
 
 
+def test_facts_of_an_environment_may_be_of_any_kind() -> None:
+    one = entry(CONFIG, [1.0] * 20)
+    other = changed(one, environment={"python": None, "packages": 7, "variables": {"A": True}})
+    found = compare([one], [other]).environment
+    assert found == {"python": ("3.12", None), "torch": ("2", None), "A": (None, True)}
+
+
+def test_a_ratio_that_no_number_holds_is_none() -> None:
+    before, after = (entry(CONFIG, [1.0] * 20, max_rel_error={"dq": x}) for x in (5e-324, 1.0))
+    (change,) = compare([before], [after]).changes
+    assert (change.kind, change.ratio) == (Kind.ERROR, None)
+
+
 def test_an_empty_set_or_a_threshold_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="one of them is empty"):
         compare([], [entry(CONFIG, [1.0])])

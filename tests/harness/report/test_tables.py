@@ -300,6 +300,14 @@ def test_a_heading_says_what_tells_problems_apart() -> None:
     assert f"h100-8x8: {said}" in lines
 
 
+def test_what_looks_like_markup_is_text() -> None:
+    for make in (simulated, measured):
+        entry = changed(make("ring", "star", 1.0), pattern="[/b]", resolved="[red]x")
+        text = flat(printed([entry], 80))
+        assert "[/b]" in text
+        assert "[red]x" in text
+
+
 def test_layers_are_told_from_attention() -> None:
     layer = changed(simulated("ring", "star", 1.0), scope="layer", hidden=96, rotary=1e4)
     titles = [
