@@ -3,6 +3,7 @@
 HarnessError
 ├── UnsupportedError        a strategy or kernel cannot do this problem; says why and what is near
 ├── MeasurementError        a run failed for a reason that is not the plan's
+├── RecordError             a record has a value that it cannot have (a ValueError, too)
 └── PlanError               a plan breaks a rule; names the rule, the rank and the task
     ├── MissedPairError         an unmasked (query, key, head) was never attended
     ├── RepeatedPairError       a (query, key, head) was attended more than once
@@ -47,6 +48,10 @@ class UnsupportedError(HarnessError):
 
 class MeasurementError(HarnessError):
     """A run failed for a reason that is not the plan's (a dead worker, a timeout, memory)."""
+
+
+class RecordError(HarnessError, ValueError):
+    """A record lacks a field, or a field has a value that it cannot have; it is named."""
 
 
 class PlanError(HarnessError):

@@ -11,7 +11,6 @@ core. Nothing is written.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from harness.base.json_fields import json_text
 from harness.plan.problem import Direction
 from patterns.table import Table
 from strategies.ultraattn.blocks import grid_of_table, instance_of
@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{summary(solved)}\n")
         rows += solved
     if chosen.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json_text([asdict(row) for row in rows], indent=1))
     return int(any(row.target is not None and row.value > row.target for row in rows))
 
 

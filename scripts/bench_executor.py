@@ -9,7 +9,6 @@ medians over runs, per rank; the timers take a few microseconds a call, which fa
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.base.json_fields import json_text
 from harness.check.cell import start
 from harness.commands.arguments import choice, count, dtype, heads, length, listed
 from harness.execute import kernels, transport
@@ -190,7 +190,7 @@ def main() -> int:
                     if not args.json:
                         print(_line(row), flush=True)
     if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json_text([asdict(row) for row in rows]))
     return 0
 
 

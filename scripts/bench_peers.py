@@ -11,7 +11,6 @@ kernel calls of our busiest rank and nothing else, each on contiguous heads-firs
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from harness.attention.parallel import context_parallel
+from harness.base.json_fields import json_text
 from harness.commands.arguments import count, length, listed
 from harness.execute.kernel_floor import kernel_calls
 from harness.measure.cells import quantile
@@ -232,10 +232,10 @@ def main() -> int:
                 rows.append(row)
                 print(_line(row), file=sys.stderr if args.json else sys.stdout, flush=True)
                 if args.output:
-                    body = json.dumps([asdict(row) for row in rows], indent=1)
+                    body = json_text([asdict(row) for row in rows], indent=1)
                     args.output.write_text(body + "\n")
     if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json_text([asdict(row) for row in rows]))
     return 0
 
 

@@ -10,7 +10,6 @@ of the rank that sends most, times the seconds a byte takes when all ranks send 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.base.json_fields import json_text
 from harness.check.cell import planned_traffic, start
 from harness.commands.arguments import count, dtype, heads, length, listed
 from harness.execute.interpreter import execute
@@ -189,7 +189,7 @@ def main() -> int:
             )
             rows.append(compare(team, args.pruned, args.classic, config, args.pairs))
             print(_line(rows[-1]), file=sys.stderr if args.json else sys.stdout, flush=True)
-            body = json.dumps([asdict(row) for row in rows], indent=1)
+            body = json_text([asdict(row) for row in rows], indent=1)
             if args.output:
                 args.output.write_text(body + "\n")
     if args.json:

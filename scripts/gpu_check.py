@@ -37,7 +37,6 @@ launch. Backward times are of the call with `out` given, its row sum included.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -50,12 +49,14 @@ from pathlib import Path
 import torch
 
 from harness.base.environment import environment
+from harness.base.json_fields import json_text
 from harness.check.axes import Axes, pairwise
-from harness.check.cell import Cell, Status, check
+from harness.check.cell import Cell, check
 from harness.check.run import cost
 from harness.errors import HarnessError
 from harness.execute import kernels_cuda
 from harness.plan.problem import Direction, Dtype
+from harness.records.check_record import Outcome
 from harness.records.config import Config
 
 SCHEMA = 1
@@ -216,8 +217,8 @@ def judged(name: str, config: Config, device: torch.device) -> list[dict[str, ob
             pair: Sequence[Cell] = check(config, seeds=SEEDS, device=device)
     except (HarnessError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        pair = [Cell(config, Status.FAILED, reason)]
-    return [{"kernel": name, **cell.record()} for cell in pair]
+        pair = [Cell(config, Outcome.FAILED, reason)]
+    return [{"kernel": name, **cell.record().as_json()} for cell in pair]
 
 
 class Examination:
@@ -283,7 +284,7 @@ class Examination:
                 else:
                     self.kernels.append(time_kernel(name, shape, self._device, self._sampler))
         self._write()
-        return all(entry["status"] != Status.FAILED for entry in self.checks)
+        return all(entry["status"] != Outcome.FAILED for entry in self.checks)
 
     def _spent_s(self) -> float:
         return self._clock() - self._begin_s
@@ -299,7 +300,7 @@ class Examination:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        draft.write_text(json.dumps(self.body, indent=1, allow_nan=False) + "\n")
+        draft.write_text(json_text(self.body, indent=1) + "\n")
         draft.replace(self._path)
 
 
@@ -336,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = args.output or results_path(str(card["name"]))
     examination = Examination(card, device, path, args.budget)
     passed = examination.run(cells(), shapes())
-    failed = [entry for entry in examination.checks if entry["status"] == Status.FAILED]
+    failed = [entry for entry in examination.checks if entry["status"] == Outcome.FAILED]
     for entry in failed:
         print(
             f"failed: {entry['kernel']} {entry['strategy']} {entry['pattern']} cp={entry['cp']} "

@@ -17,6 +17,7 @@ from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
+from harness.base.json_fields import json_text
 from harness.base.workers import spread
 from harness.cluster.presets import cluster
 from harness.commands.arguments import count, length
@@ -70,7 +71,7 @@ def main() -> None:
         found[job] = rows
         if args.rows:
             with args.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([job, rows]) + "\n")
+                file.write(json_text([job, rows]) + "\n")
     print(f"# What each level adds, simulated on {args.cluster}\n")
     print(
         f"{date.today().isoformat()}; head_dim 128, bfloat16, milliseconds; datasheet speeds "

@@ -18,6 +18,7 @@ from math import exp, log
 from pathlib import Path
 from typing import TypedDict
 
+from harness.base.json_fields import json_text
 from harness.base.workers import spread
 from harness.cluster.presets import cluster
 from harness.commands.arguments import count, length
@@ -66,7 +67,7 @@ def main() -> int:
         done[_job(row)] = row
         if args.rows:
             with args.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json_text(row) + "\n")
     return _print([done[job] for job in jobs])
 
 

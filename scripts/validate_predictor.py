@@ -18,7 +18,6 @@ of each class of plans on that half into the clusters' files, where `sweep` and 
 """
 
 import argparse
-import json
 import sys
 from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.base.json_fields import json_text
 from harness.cluster.calibration import FOLDER, calibration, plan_class
 from harness.cluster.effects import ALL, Effect
 from harness.fit.cluster import run_halves
@@ -81,7 +81,7 @@ def main() -> None:
         write_errors(cases, predicted)
     rows = summary(cases, predicted)
     if args.json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        sys.stdout.write(json_text(rows, indent=1) + "\n")
     elif args.markdown:
         show_markdown(rows)
         show_rings(cases, predicted)

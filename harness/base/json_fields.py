@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
+JsonObject = Mapping[str, object]
+"""A JSON object whose fields nobody has judged yet, or one to be written."""
 
 _WORDS = {
     int: "a whole number",
@@ -20,6 +22,7 @@ _WORDS = {
     str: "a text",
     bool: "true or false",
     list: "a list",
+    tuple: "a list",
     dict: "an object",
     NoneType: "null",
 }
@@ -30,16 +33,41 @@ def refused(name: str, value: object, rule: str) -> ValueError:
     return ValueError(f"{name} ({reprlib.repr(value)}) must be {rule}")
 
 
-def parsed(text: str) -> Any:  # noqa: ANN401  # whatever JSON has
+def parsed(text: str | bytes) -> Any:  # noqa: ANN401  # whatever JSON has
     """Parse JSON.
 
     Raises:
-        ValueError: It is none, or nested deeper than Python can follow.
+        ValueError: It is invalid, has a NaN or an infinity, or is nested deeper than Python can
+            follow.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_not_finite)
     except RecursionError:
         raise ValueError("it is nested too deeply to be read") from None
+
+
+def _not_finite(token: str) -> NoReturn:
+    raise ValueError(f"{token} is no number of JSON")
+
+
+def json_text(
+    value: object, *, indent: int | None = None, compact: bool = False, sort_keys: bool = False
+) -> str:
+    """Write JSON that every reader takes: in ASCII, without NaN and infinities.
+
+    Args:
+        value: Objects, lists, texts, numbers, truths and nulls.
+        indent: Columns by which each level is indented; None writes one line.
+        compact: Without spaces, as what is hashed or kept.
+        sort_keys: In the order of the names, so that equal values give equal text.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+    """
+    separators = (",", ":") if compact else None
+    return json.dumps(
+        value, allow_nan=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def typed(name: str, value: object, *kinds: type) -> Any:  # noqa: ANN401  # one of the kinds
@@ -50,7 +78,8 @@ def typed(name: str, value: object, *kinds: type) -> Any:  # noqa: ANN401  # one
     """
     if type(value) in kinds or (type(value) is int and float in kinds):
         return value
-    raise refused(name, value, " or ".join(_WORDS[kind] for kind in kinds))
+    words = dict.fromkeys(_WORDS[kind] for kind in kinds)
+    raise refused(name, value, " or ".join(words))
 
 
 def whole(name: str, value: object, least: int) -> int:

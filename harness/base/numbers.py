@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 from patterns.kind import digits
 
@@ -37,6 +38,11 @@ def positive(text: str) -> float:
     if not 0 < value <= _LARGEST:  # false of NaN as well
         raise ValueError("must be a positive number and at most 1e12")
     return value
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Named numbers, with None for those that are NaN or infinite: JSON has no such number."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def received(text: str) -> str:

@@ -14,14 +14,16 @@ from harness.fit.this_machine import fit_local, sources_of, with_overheads
 from harness.measure.cells import Limits, measure_cells
 from harness.plan.problem import Direction, Dtype
 from harness.planning.strategy import Context
-from harness.records.cell import Status
+from harness.records.cell import CellRecord
 from harness.records.config import Config, Where
-from harness.records.store import Record, ResultFolder
+from harness.records.store import FILE, ResultFile
 from harness.simulate.calibrated import pricer, skeleton_on
 from harness.sweep.simulate_cells import simulate_cell
 from harness.verify.proof import verify
 from strategies import STRATEGIES, strategy
 
+Pair = tuple[CellRecord, CellRecord]
+"""The measured and the simulated record of one cell."""
 PROMISED = 0.15
 """Median error of predicted sweeps on the machine that was calibrated."""
 
@@ -77,14 +79,10 @@ def check(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
         simulate_cell(replace(config, transport=Where.SIMULATED, cluster=str(path)), context)
         for config in configs
     ]
-    pairs = [
-        (m, s)
-        for m, s in zip(measured, simulated, strict=True)
-        if m["status"] == s["status"] == Status.OK
-    ]
+    pairs = [(m, s) for m, s in zip(measured, simulated, strict=True) if m.ok and s.ok]
     if output is not None:
-        with ResultFolder(output) as results:
-            results.append(*measured, *simulated)
+        with ResultFile(output / FILE) as results:
+            results.append(*(record.as_json() for record in [*measured, *simulated]))
     text = table(pairs)
     sys.stdout.write(text)
     if output is not None:
@@ -92,23 +90,18 @@ def check(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
     return 0 if statistics.median(map(_gap, pairs)) <= PROMISED else 1
 
 
-def _gap(pair: tuple[Record, Record]) -> float:
-    return abs(_seconds_in(pair[1]) / _seconds_in(pair[0]) - 1)
+def _gap(pair: Pair) -> float:
+    return abs(pair[1].seconds / pair[0].seconds - 1)
 
 
-def _seconds_in(record: Record) -> float:
-    value = record["time_s"]
-    assert isinstance(value, float)
-    return value
-
-
-def table(pairs: Sequence[tuple[Record, Record]]) -> str:
+def table(pairs: Sequence[Pair]) -> str:
     """Per degree, length and direction: cells, median, mean and largest error, signed error."""
-    groups: dict[tuple[object, ...], list[tuple[Record, Record]]] = {}
+    groups: dict[tuple[int, int, Direction], list[Pair]] = {}
     for pair in pairs:
-        key = tuple(pair[0][name] for name in ("cp", "seqlen_q", "direction"))
+        cell = pair[0].config
+        key = (cell.cp, cell.seqlen_q, cell.direction)
         groups.setdefault(key, []).append(pair)
-    calibration, when = pairs[0][1]["calibration_id"], pairs[0][0]["recorded_at"]
+    calibration, when = pairs[0][1].calibration_id, pairs[0][0].recorded_at
     lines = [
         f"predicted against measured, gloo, one thread a rank; calibration {calibration}, {when}",
         "",
@@ -121,8 +114,8 @@ def table(pairs: Sequence[tuple[Record, Record]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(members: Sequence[tuple[Record, Record]]) -> str:
+def _row(members: Sequence[Pair]) -> str:
     gaps = [_gap(pair) for pair in members]
-    signed = statistics.mean(_seconds_in(s) / _seconds_in(m) - 1 for m, s in members)
+    signed = statistics.mean(s.seconds / m.seconds - 1 for m, s in members)
     shown = statistics.median(gaps), statistics.mean(gaps), max(gaps)
     return f"{len(gaps)} | " + " | ".join(f"{x:.1%}" for x in shown) + f" | {signed:+.1%}"

@@ -7,11 +7,11 @@ the memory that was held is the ledger's; and, where asked, real processes give 
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from harness.base.numbers import finite
 from harness.errors import PlanError, UnsupportedError, told
 from harness.execute.allocator_account import Account
 from harness.execute.interpreter import Run, execute
@@ -27,18 +27,11 @@ from harness.plan.sizes import traffic
 from harness.plan.tasks import FINISHED, Memory, Place, Resident, Tensor
 from harness.prepare.verified_plans import Planned, partial_results, planned, roundings_sent
 from harness.ranks.team import Member
+from harness.records.check_record import CheckRecord, Outcome
 from harness.records.config import Config, Where
 
 SEEDS = (0, 1, 2)
 """Inputs that a lower-precision cell is judged on; float64 needs only the first."""
-
-
-class Status(StrEnum):
-    """How a checked cell ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +48,22 @@ class Cell:
     """
 
     config: Config
-    status: Status
+    status: Outcome
     reason: str = ""
     max_rel_error: Mapping[str, float] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
     digest: str = ""
 
-    def record(self) -> dict[str, object]:
-        """Return the JSON form; `tolerance` is the largest of `tolerances`."""
-        return {
-            **asdict(self.config),
-            "status": self.status.value,
-            "reason": self.reason,
-            "max_rel_error": dict(self.max_rel_error),
-            "tolerance": max(self.tolerances.values(), default=None),
-            "tolerances": dict(self.tolerances),
-        }
+    def record(self) -> CheckRecord:
+        """Return what is printed and kept of it."""
+        return CheckRecord(
+            config_hash=self.config.hash,
+            config=self.config,
+            status=self.status,
+            reason=self.reason,
+            max_rel_error=finite(self.max_rel_error),
+            tolerances=self.tolerances,
+        )
 
 
 @dataclass(slots=True)
@@ -198,10 +191,10 @@ def check(
         problem = config.problem
         plans = planned(problem, config.strategy)
     except UnsupportedError as error:
-        return pair_of(Cell(cell, Status.REFUSED, str(error)) for cell in cells)
+        return pair_of(Cell(cell, Outcome.REFUSED, str(error)) for cell in cells)
     except PlanError as error:
         reason = told(error)
-        return pair_of(Cell(cell, Status.FAILED, reason) for cell in cells)
+        return pair_of(Cell(cell, Outcome.FAILED, reason) for cell in cells)
     judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
     worst: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -297,7 +290,7 @@ def _judge(
     wrong += found[config.direction]
     return Cell(
         config,
-        Status.FAILED if wrong else Status.PASSED,
+        Outcome.FAILED if wrong else Outcome.PASSED,
         "; ".join(wrong),
         {name: worst[name] for name in names},
         {name: most[name] for name in names},
@@ -361,8 +354,8 @@ def as_group(cell: Cell, ranks: Sequence[RankRun] = ()) -> Cell:
     config = replace(cell.config, transport=Where.GLOO)
     digests = {rank: digest for each in ranks for rank, digest in each.digest.items()}
     wrong = [f"rank {rank}: {text}" for rank, each in enumerate(ranks) for text in each.wrong]
-    if cell.status is Status.PASSED and combine(digests) != cell.digest:
+    if cell.status is Outcome.PASSED and combine(digests) != cell.digest:
         wrong.append("gloo processes and the local transport give different bits")
-    if cell.status is Status.PASSED and wrong:
-        return replace(cell, config=config, status=Status.FAILED, reason="; ".join(wrong))
+    if cell.status is Outcome.PASSED and wrong:
+        return replace(cell, config=config, status=Outcome.FAILED, reason="; ".join(wrong))
     return replace(cell, config=config)

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.check.cell import SEEDS, Cell, Status
+from harness.check.cell import SEEDS, Cell
 from harness.oracle.reference import reference_of
 from harness.oracle.tolerance import errors
 from harness.peers.limits import judged, limits
 from harness.peers.run import PeerRun, gathered
+from harness.records.check_record import Outcome
 from harness.records.config import Config
 
 
@@ -33,5 +34,5 @@ def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> Cell:
         for name in worst
         if not worst[name] <= most[name]
     ]
-    status = Status.FAILED if wrong else Status.PASSED
+    status = Outcome.FAILED if wrong else Outcome.PASSED
     return Cell(config, status, "; ".join(wrong), worst, most)

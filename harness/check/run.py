@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from harness.base.workers import spread
-from harness.check.cell import SEEDS, Cell, Status, as_group, check, group_run, pair_of
+from harness.check.cell import SEEDS, Cell, as_group, check, group_run, pair_of
 from harness.check.peers import judge_peer
 from harness.errors import told
 from harness.peers.run import peer_job, refusal
 from harness.plan.problem import Direction
 from harness.ranks.team import Team, WorkerError
+from harness.records.check_record import Outcome
 from harness.records.config import Config, Where
 
 _TIMEOUT_S = 300.0
@@ -87,7 +88,8 @@ def _lost(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
 
 def _both_failed(config: Config, reason: str) -> tuple[Cell, Cell]:
     forward, backward = (
-        Cell(replace(config, direction=direction), Status.FAILED, reason) for direction in Direction
+        Cell(replace(config, direction=direction), Outcome.FAILED, reason)
+        for direction in Direction
     )
     return forward, backward
 
@@ -111,7 +113,7 @@ def check_group(
     try:
         while batch := list(islice(remaining, _BATCH)):
             for forward, backward in sorted(check_all(batch, jobs=jobs), key=_degree):
-                if forward.status is Status.REFUSED:
+                if forward.status is Outcome.REFUSED:
                     yield as_group(forward), as_group(backward)
                     continue
                 cp = forward.config.cp
@@ -143,7 +145,7 @@ def check_peers(
             ]
             refused = _peer_refusal(config)
             if refused is not None:
-                yield pair_of(Cell(cell, Status.REFUSED, refused) for cell in cells)
+                yield pair_of(Cell(cell, Outcome.REFUSED, refused) for cell in cells)
                 continue
             judged = []
             for cell in cells:
@@ -171,7 +173,7 @@ def _peer_cell(team: Team, config: Config, timeout_s: float) -> Cell:
         return judge_peer(config, lambda seed: team.run(peer_job, timeout_s, config, 0, 1, seed))
     except WorkerError as error:
         reason = f"{config.strategy} itself failed: {error.kind.value}: {error}"
-        return Cell(config, Status.FAILED, reason)
+        return Cell(config, Outcome.FAILED, reason)
 
 
 def _degree(pair: tuple[Cell, Cell]) -> int:
@@ -187,7 +189,7 @@ def _in_team(
         except WorkerError as error:
             reason = f"{error.kind.value}: {error}"
             failed = (
-                replace(as_group(cell), status=Status.FAILED, reason=reason)
+                replace(as_group(cell), status=Outcome.FAILED, reason=reason)
                 for cell in (forward, backward)
             )
             return next(failed), next(failed)

@@ -1,7 +1,7 @@
 """`check`: prove strategies equal to the float64 oracle, forward and backward."""
 
 import argparse
-import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,10 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.check.axes import Axes, pairwise, size, spelled, whole
-from harness.check.cell import Cell, Status
+from harness.check.cell import Cell
 from harness.check.run import check_all, check_group, check_peers, dearest_first, hashes_of
 from harness.commands.arguments import (
     Help,
@@ -28,12 +29,14 @@ from harness.commands.arguments import (
     one_of,
     written,
 )
-from harness.commands.progress import Live, Output
+from harness.commands.progress import Live, Output, say
 from harness.plan.problem import Dtype
 from harness.plan.tasks import Scope
 from harness.planning.peers import expanded, is_peer
+from harness.records.check_record import CheckRecord, Outcome, from_line
 from harness.records.config import Config, Where
-from harness.records.store import Record, ResultFile
+from harness.records.legible import Aside, one_by_one, told
+from harness.records.store import ResultFile
 from patterns import make_pattern
 from strategies import strategy
 
@@ -125,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     with ResultFile(output) as file:
         done = _done(file)
         for pair in _judge(args, axes, done):
-            file.append(*({**cell.record(), "config_hash": cell.config.hash} for cell in pair))
+            file.append(*(cell.record().as_line() for cell in pair))
     return _report(args, lambda: _kept(args, axes, file), begin)
 
 
@@ -221,56 +224,60 @@ def _hashes(args: argparse.Namespace, config: Config) -> tuple[str, ...]:
 def _done(file: ResultFile) -> set[str]:
     """Hashes of the cells that need no other try."""
     done: set[str] = set()
-    for number, record in enumerate(file.scan(), start=1):
-        if not record.keys() >= {"config_hash", "status", "tolerances"}:
-            raise ValueError(
-                f"--output ({file.path}): record {number} is not from check; choose another file"
-            )
-        ended = record["status"] in (Status.PASSED, Status.REFUSED)
-        (done.add if ended else done.discard)(str(record["config_hash"]))
+    aside: list[Aside] = []
+    found = 0
+    for record in one_by_one(file.scan(), from_line, aside):
+        found += 1
+        ended = record.status in (Outcome.PASSED, Outcome.REFUSED)
+        (done.add if ended else done.discard)(record.config_hash)
+    say(*told(aside, file.path, found))
     return done
 
 
-def _kept(args: argparse.Namespace, axes: Axes, file: ResultFile) -> Iterator[Record]:
+def _kept(args: argparse.Namespace, axes: Axes, file: ResultFile) -> Iterator[CheckRecord]:
     """The newest record of each cell of this grid."""
     wanted = {digest for config in _configs(args, axes) for digest in _hashes(args, config)}
-    newest = {str(record["config_hash"]): at for at, record in enumerate(file.scan())}
-    for at, record in enumerate(file.scan()):
-        digest = str(record["config_hash"])
-        if digest in wanted and newest[digest] == at:
-            yield {name: value for name, value in record.items() if name != "config_hash"}
+    newest = {record.config_hash: at for at, record in enumerate(_read(file))}
+    for at, record in enumerate(_read(file)):
+        if record.config_hash in wanted and newest[record.config_hash] == at:
+            yield record
+
+
+def _read(file: ResultFile) -> Iterator[CheckRecord]:
+    """The records of a file; those set aside were named when it was opened."""
+    return one_by_one(file.scan(), from_line, [])
 
 
 class _Tally:
     """What a report says of any number of records."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.counts = dict.fromkeys(Status, 0)
-        self.rows: dict[str, dict[Status, int]] = {}
-        self.worst: dict[tuple[str, str], float] = {}
+    def __init__(self, records: Iterable[CheckRecord]) -> None:
+        self.counts = dict.fromkeys(Outcome, 0)
+        self.rows: dict[str, dict[Outcome, int]] = {}
+        self.worst: dict[tuple[str, Dtype], float] = {}
         self.refused: dict[str, int] = {}
         self.failed: list[str] = []
         for record in records:
             self._add(record)
 
-    def _add(self, record: Record) -> None:
-        status, name = Status(str(record["status"])), str(record["strategy"])
+    def _add(self, record: CheckRecord) -> None:
+        status, name = record.status, record.config.strategy
         self.counts[status] += 1
-        row = self.rows.setdefault(name, dict.fromkeys(Status, 0))
+        row = self.rows.setdefault(name, dict.fromkeys(Outcome, 0))
         row[status] += 1
-        found, limits = record["max_rel_error"], record["tolerances"]
-        assert isinstance(found, dict) and isinstance(limits, dict)
-        for tensor, error in found.items():
-            key = (name, str(record["dtype"]))
-            self.worst[key] = max(self.worst.get(key, 0.0), error / limits[tensor])
-        reason = str(record["reason"])
-        if status is Status.REFUSED:
-            self.refused[reason] = self.refused.get(reason, 0) + 1
-        if status is Status.FAILED:
-            self.failed.append(f"{_name(record)}: {reason}")
+        for tensor, error in record.max_rel_error.items():
+            key = (name, record.config.dtype)
+            share = math.inf if error is None else error / record.tolerances[tensor]
+            self.worst[key] = max(self.worst.get(key, 0.0), share)
+        if status is Outcome.REFUSED:
+            self.refused[record.reason] = self.refused.get(record.reason, 0) + 1
+        if status is Outcome.FAILED:
+            self.failed.append(f"{_name(record.config)}: {record.reason}")
 
 
-def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], begin: float) -> int:
+def _report(
+    args: argparse.Namespace, records: Callable[[], Iterator[CheckRecord]], begin: float
+) -> int:
     """Print the result; return the exit status: 1 if a cell failed, or none could be checked."""
     tally = _Tally(records())
     if args.json:
@@ -278,7 +285,7 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
         counts = "".join(f'"{status.value}": {n}, ' for status, n in tally.counts.items())
         sys.stdout.write("{" + counts + '"cells": [')
         for number, record in enumerate(records()):
-            sys.stdout.write((", " if number else "") + json.dumps(record))
+            sys.stdout.write((", " if number else "") + json_text(record.as_json()))
         sys.stdout.write("]}\n")
         return _status(tally)
     console = Output()
@@ -294,21 +301,20 @@ def _report(args: argparse.Namespace, records: Callable[[], Iterator[Record]], b
 
 
 def _status(tally: _Tally) -> int:
-    judged = tally.counts[Status.PASSED] + tally.counts[Status.FAILED]
-    if tally.counts[Status.REFUSED] and not judged:
+    judged = tally.counts[Outcome.PASSED] + tally.counts[Outcome.FAILED]
+    if tally.counts[Outcome.REFUSED] and not judged:
         print("check: nothing was checked: every cell was refused", file=sys.stderr)
         return 1
-    return 1 if tally.counts[Status.FAILED] else 0
+    return 1 if tally.counts[Outcome.FAILED] else 0
 
 
-def _name(record: Record) -> str:
-    layer = "layer " if record["scope"] == Scope.LAYER else ""
-    turned = " rotary" if record["rotary"] else ""
+def _name(cell: Config) -> str:
+    layer = "layer " if cell.scope is Scope.LAYER else ""
+    turned = " rotary" if cell.rotary else ""
     return (
-        f"{layer}{record['strategy']} {record['pattern']} cp={record['cp']} S={record['seqlen_q']}"
-        f"/{record['seqlen_kv']} heads={record['heads_q']}/{record['heads_kv']} "
-        f"D={record['head_dim']} B={record['batch']}{turned} {record['dtype']} "
-        f"{record['direction']}"
+        f"{layer}{cell.strategy} {cell.pattern} cp={cell.cp} S={cell.seqlen_q}"
+        f"/{cell.seqlen_kv} heads={cell.heads_q}/{cell.heads_kv} "
+        f"D={cell.head_dim} B={cell.batch}{turned} {cell.dtype} {cell.direction}"
     )
 
 
@@ -321,7 +327,7 @@ def _table(tally: _Tally) -> Table:
         show_edge=False,
     )
     table.add_column("strategy", overflow="fold")
-    for name in (*Status, *dtypes):
+    for name in (*Outcome, *dtypes):
         table.add_column(name.value, justify="right", no_wrap=True)
     for text, row in tally.rows.items():
         ratios = [tally.worst.get((text, name)) for name in dtypes]

@@ -1,7 +1,6 @@
 """`compare`: two result sets, and what changed beyond the spread of their samples."""
 
 import argparse
-import json
 import statistics
 import sys
 from collections import Counter
@@ -10,11 +9,12 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.commands.arguments import Help, example, path, positive
-from harness.commands.progress import Output
-from harness.records.cell import known
-from harness.records.store import read_records
+from harness.commands.progress import Output, say
+from harness.records.legible import read_cells
 from harness.report.compare import THRESHOLD, Change, Comparison, Kind, compare
+from harness.report.reading import read_cell
 
 _ALONE = (Kind.MISSING, Kind.EXTRA)
 _SHOWN = 5
@@ -57,14 +57,17 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Compare two result sets; 1 if something is worse."""
-    before, after = (known(read_records(path), path) for path in (args.before, args.after))
+    (before, notes), (after, more) = (
+        read_cells(path, read_cell) for path in (args.before, args.after)
+    )
+    say(*notes, *more)
     found = compare(before, after, threshold=args.threshold / 100)
     if not found.matched:
         raise ValueError(
             f"no cell of {args.before} is in {args.after}: compare runs of the same cells"
         )
     if args.json:
-        sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+        sys.stdout.write(json_text(found.as_json(), indent=2) + "\n")
     else:
         _print(Output(markup=False, highlight=False), found)
     return 1 if any(change.worse for change in found.changes) else 0

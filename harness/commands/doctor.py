@@ -1,13 +1,13 @@
 """`doctor`: what this machine has, what it lacks, and what for."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.commands.arguments import Help, example
 from harness.commands.machine_facts import Finding, State, examine
 from harness.commands.progress import Output
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     facts, findings = examine()
     if args.json:
         body = {"environment": facts, "findings": [finding.as_json() for finding in findings]}
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         _print(Output(markup=False, highlight=False), facts, findings)
     return 0

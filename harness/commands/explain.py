@@ -4,7 +4,6 @@ Costs are communication volume, memory and load balance, counted in plans that w
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from functools import partial
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         body: object = [as_json(answer) for answer in answers]
         if args.strategy:
             body = as_json(answers[0])
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         console = Output(markup=False, highlight=False)
         console.print(_title(answers))

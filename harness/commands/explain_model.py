@@ -1,7 +1,6 @@
 """`explain --model`: peaks, longest contexts and step times of a model under every strategy."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.cluster.presets import cluster
 from harness.commands.arguments import add_problem, given, length, positive
@@ -115,7 +115,7 @@ def run_model(args: argparse.Namespace) -> int:
     names = [args.strategy] if args.strategy else list(EVERY_STRATEGY)
     answers = _answers(question, names)
     if args.json:
-        sys.stdout.write(json.dumps(as_json(question, answers), indent=2) + "\n")
+        sys.stdout.write(json_text(as_json(question, answers), indent=2) + "\n")
     else:
         _print(Output(markup=False, highlight=False), question, answers)
     if question.step_tokens is not None and all(found.at is None for found in answers):

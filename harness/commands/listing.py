@@ -1,7 +1,6 @@
 """List strategies with their options, patterns with a picture, clusters, models and precisions."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
@@ -11,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from harness.base.json_fields import json_text
 from harness.cluster.presets import CLUSTERS
 from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = [args.what] if args.what else list(_ENTRIES)
     if args.json:
         body = {what: _ENTRIES[what]() for what in wanted}
-        sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
         return 0
     console = Output(markup=False, highlight=False)
     for what in wanted:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.base.files import write_whole
+from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import DEFAULT, cluster, require
 from harness.commands.arguments import (
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         _save(args.output, to_json(plan))
     levels = {} if args.load is not None else _levels(args)
     if args.json:
-        sys.stdout.write(json.dumps(as_json(program, levels)) + "\n")
+        sys.stdout.write(json_text(as_json(program, levels)) + "\n")
         return 0
     if args.show == "table":
         print_blocks(plan, Console())

@@ -45,6 +45,12 @@ def wrapped(text: str) -> str:
     return "\n".join(chain.from_iterable(lines))
 
 
+def say(*lines: str) -> None:
+    """Print lines on stderr, where they do not mix with results."""
+    for line in lines:
+        print(wrapped(line), file=sys.stderr)
+
+
 class Output(Console):
     """The console of stdout; a reader that leaves early is an exception like any other."""
 

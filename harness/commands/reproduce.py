@@ -1,7 +1,6 @@
 """Show each published figure beside the one computed here, with the error and a verdict."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.commands.arguments import Help, count, degree, example, listed, positive
 from harness.commands.progress import Output
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     off = [figure for figure in found if figure.holds is False]
     if args.json:
         fields = [{**asdict(f), "error": f.error, "holds": f.holds} for f in found]
-        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+        sys.stdout.write(json_text(fields, indent=2) + "\n")
     else:
         judged = [figure for figure in found if figure.holds is not None]
         console.print(f"{len(judged) - len(off)} of {len(judged)} figures are as published")
@@ -104,7 +104,7 @@ def _speedups(args: argparse.Namespace, console: Console) -> int:
     found = measured_beside(chosen, jobs=args.jobs or cores())
     if args.json:
         fields = [{**asdict(each), "error": each.error, "holds": each.holds} for each in found]
-        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+        sys.stdout.write(json_text(fields, indent=2) + "\n")
     else:
         show(console, found)
     return 0 if all(each.holds for each in found) else 1

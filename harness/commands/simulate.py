@@ -1,9 +1,9 @@
 """Predict the time of one strategy on a cluster, on a calibrated one effect by effect."""
 
 import argparse
-import json
 import sys
 
+from harness.base.json_fields import json_text
 from harness.cluster.effects import ALL, SAID, Effect
 from harness.cluster.machine import Cluster, Runtime
 from harness.cluster.presets import CLUSTERS, cluster, require
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
         body = _predict(program, machine, args.runtime, explain=args.explain)
     if args.json:
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         sys.stdout.write(_text(args, program.plan, body) + "\n")
     return 0

@@ -1,7 +1,6 @@
 """`sweep`: compare strategies over degrees, lengths, patterns and clusters."""
 
 import argparse
-import json
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
@@ -9,6 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
@@ -27,14 +27,15 @@ from harness.commands.arguments import (
     path,
     positive,
 )
-from harness.commands.progress import Live, Output
+from harness.commands.progress import Live, Output, say
 from harness.measure.cells import Crews, Limits, in_order, latest, measure_cells, pending
 from harness.plan.problem import Direction
 from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
-from harness.records.cell import Status, known
+from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
-from harness.records.store import Record, ResultFolder
+from harness.records.legible import ResultFolder
+from harness.report.reading import read_cell
 from harness.report.summary import write_summaries
 from harness.report.tables import print_sweep
 from harness.sweep import suite
@@ -179,13 +180,13 @@ def run(args: argparse.Namespace) -> int:
         return _dry_run(args, cells)
     asked = {cell.hash for cell in cells}
     folder = args.output or Path("results") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    with ResultFolder(folder) as results:
+    with ResultFolder(folder, read_cell) as results:
+        say(*results.aside)
         if results.records and not args.resume:
             raise ValueError(
                 f"results folder ({folder}) has {len(results.records)} records; "
                 "give --resume to go on from them, or name another"
             )
-        known(results.records, folder)
         _say_if_other(asked, results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
@@ -195,31 +196,30 @@ def run(args: argparse.Namespace) -> int:
             raise
         records = _summarise(results, cells)
     if args.json:
-        json.dump(records, sys.stdout)
-        print()
+        print(json_text([entry.as_json() for entry in records]))
     else:
         print_sweep(Output(), records)
         text = f"records, summary.csv and these tables (summary.md): {folder}"
         print(text, file=sys.stderr)
-    found = {str(entry["status"]) for entry in records}
+    found = {entry.status for entry in records}
     if records and Status.OK not in found:
         print(f"sweep: nothing ran: {len(records)} cells, none ok; see why above", file=sys.stderr)
         return 1
     return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
 
 
-def _summarise(results: ResultFolder, cells: Sequence[Config]) -> list[Record]:
+def _summarise(results: ResultFolder, cells: Sequence[Config]) -> list[CellRecord]:
     """Write the tables of a folder; returns the records of the cells that were asked for."""
     asked = {cell.hash for cell in cells}
     records = in_order(cells, results.records)
-    others = [each for each in latest(results.records) if each["config_hash"] not in asked]
+    others = [each for each in latest(results.records) if each.config_hash not in asked]
     write_summaries(results.folder, [*records, *others])
     return records
 
 
-def _say_if_other(asked: set[str], records: Sequence[Record], folder: Path) -> None:
+def _say_if_other(asked: set[str], records: Sequence[CellRecord], folder: Path) -> None:
     """Say that a folder has none of the cells: flags of its own sweep may have been left out."""
-    if records and not any(entry["config_hash"] in asked for entry in records):
+    if records and not any(entry.config_hash in asked for entry in records):
         print(
             f"note: none of the {len(records)} records in {folder} belongs to this sweep's "
             f"{len(asked)} cells; to continue the sweep in that folder, repeat its flags",
@@ -280,8 +280,7 @@ def _placed(cell: Config, ranks: Launch | None) -> Config:
 
 def _dry_run(args: argparse.Namespace, cells: Sequence[Config]) -> int:
     if args.json:
-        json.dump([{"config_hash": cell.hash, **asdict(cell)} for cell in cells], sys.stdout)
-        print()
+        print(json_text([{"config_hash": cell.hash, **asdict(cell)} for cell in cells]))
         return 0
     for cell in cells:
         where = cell.cluster or cell.transport.value
@@ -308,7 +307,7 @@ def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolde
     simulate = [cell for cell in cells if cell.transport is Where.SIMULATED]
     measure = [cell for cell in cells if cell.transport is not Where.SIMULATED]
     # Measured first: nothing else may run beside them.
-    parts: list[tuple[str, Sequence[Config], Generator[Record, None, None]]] = [
+    parts: list[tuple[str, Sequence[Config], Generator[CellRecord, None, None]]] = [
         ("measure", measure, measure_cells(measure, limits, crews)),
         ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs)),
     ]

@@ -6,12 +6,12 @@ clock that all processes share.
 """
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from harness.base.files import write_whole
+from harness.base.json_fields import json_text
 from harness.cluster.presets import cluster, require
 from harness.commands.arguments import (
     Help,
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
             "problem_bound_s": any_plan_s,
             "critical_path_s": limits.critical_path_s,
         }
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
         what = named(strategy(args.strategy).text, problem, direction)
@@ -173,7 +173,7 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
             "bytes_sent_per_rank": found.bytes_sent_per_rank,
             "exposed_comm_s": found.exposed_comm_s,
         }
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
         what = named(config.strategy, problem, direction)

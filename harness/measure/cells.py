@@ -1,14 +1,17 @@
 """Measure the cells of a sweep: each becomes one record, whatever happens to it."""
 
+import math
 import statistics
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import psutil
 
 from harness.base.environment import environment
+from harness.base.json_fields import JsonObject
+from harness.base.numbers import finite
 from harness.errors import told
 from harness.measure.cell import (
     ITERATIONS,
@@ -28,9 +31,8 @@ from harness.plan.sizes import problem_flops
 from harness.planning.peers import is_peer
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Failure, Member, Team, WorkerError
-from harness.records.cell import Status, plan_flops, record
+from harness.records.cell import CellRecord, Status, ended, plan_flops, utc_now
 from harness.records.config import Config
-from harness.records.store import Record
 from strategies import strategy
 
 P = ParamSpec("P")
@@ -93,7 +95,7 @@ class Crews:
 
 def measure_cells(
     configs: Sequence[Config], limits: Limits, crews: Crews | None = None
-) -> Generator[Record, None, None]:
+) -> Generator[CellRecord, None, None]:
     """Measure cells in real processes, one crew per degree.
 
     A cell that raises, hangs, dies or grows past its cap becomes a record with the reason, and the
@@ -114,14 +116,14 @@ def measure_cells(
         own = [config for config in configs if config.cp == cp]
         if crews.most is not None and cp > crews.most:
             reason = f"{cp} ranks are more than the {crews.most} that can run here"
-            yield from (record(config, Status.SKIPPED, context, reason=reason) for config in own)
+            yield from (ended(config, Status.SKIPPED, context, reason=reason) for config in own)
         else:
             yield from _of_one_degree(own, cp, limits, crews, context)
 
 
 def _of_one_degree(
-    configs: Sequence[Config], cp: int, limits: Limits, crews: Crews, context: Record
-) -> Iterator[Record]:
+    configs: Sequence[Config], cp: int, limits: Limits, crews: Crews, context: JsonObject
+) -> Iterator[CellRecord]:
     crew: Crew | None = None
     failure: WorkerError | None = None
     try:
@@ -134,7 +136,7 @@ def _of_one_degree(
             if failure is not None or crew is None:
                 reason = f"{cp} ranks did not start: {failure}"
                 detail = "" if failure is None else failure.detail
-                yield record(config, Status.ERROR, context, reason=reason, detail=detail)
+                yield ended(config, Status.ERROR, context, reason=reason, detail=detail)
             else:
                 yield _measured(crew, config, limits, context)
     finally:
@@ -149,49 +151,48 @@ _KINDS = {
 }
 
 
-def _measured(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+def _measured(crew: Crew, config: Config, limits: Limits, context: JsonObject) -> CellRecord:
     run = _of_peer if is_peer(config.strategy) else _of_plan
     try:
         return run(crew, config, limits, context)
     except WorkerError as error:
         status = _KINDS[error.kind]
-        return record(config, status, context, reason=str(error), detail=error.detail)
+        return ended(config, status, context, reason=str(error), detail=error.detail)
     except Exception as error:  # the boundary of the cell: the others go on
         reason = told(error)
         detail = traceback.format_exc()
-        return record(config, Status.ERROR, context, reason=reason, detail=detail)
+        return ended(config, Status.ERROR, context, reason=reason, detail=detail)
 
 
-def _of_plan(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+def _of_plan(crew: Crew, config: Config, limits: Limits, context: JsonObject) -> CellRecord:
     ranks = crew.run(rank_job, limits.timeout_s, config, limits.warmup, limits.iterations)
     samples = [rank for rank in ranks if isinstance(rank, RankSample)]
     for rank in ranks:
         if isinstance(rank, Refusal):
-            return record(config, Status.ILLEGAL, context, reason=rank.reason)
+            return ended(config, Status.ILLEGAL, context, reason=rank.reason)
     return _judged(config, samples, limits, context)
 
 
-def _of_peer(crew: Crew, config: Config, limits: Limits, context: Record) -> Record:
+def _of_peer(crew: Crew, config: Config, limits: Limits, context: JsonObject) -> CellRecord:
     """Measure another project's code: it has times and errors, but no plan and no ledger."""
     try:
         refused = refusal(config.strategy, config.problem)
     except ValueError as error:
-        return record(config, Status.ILLEGAL, context, reason=str(error))
+        return ended(config, Status.ILLEGAL, context, reason=str(error))
     if refused is not None:
         status = Status.SKIPPED if refused.absent else Status.ILLEGAL
-        return record(config, status, context, reason=refused.reason)
+        return ended(config, status, context, reason=refused.reason)
     runs = crew.run(peer_job, limits.timeout_s, config, limits.warmup, limits.iterations)
     judged = oracle_bytes(config) <= limits.memory_bytes
     found, passed = errors_of(config, runs) if judged else ({}, True)
-    reason = "" if passed else f"the result of {config.strategy} is off: {found}"
+    reason = "" if passed else f"the result of {config.strategy} is off: {_told(found)}"
     flops = problem_flops(config.problem, config.direction) / config.cp
-    return record(
-        config,
-        Status.OK if passed else Status.ERROR,
-        context,
+    record = _timed(config, slowest(runs), flops, context)
+    return replace(
+        record,
+        status=Status.OK if passed else Status.ERROR,
         reason=reason if judged else _not_judged(config),
-        **_times(slowest(runs), flops),
-        max_rel_error=found if judged else None,
+        max_rel_error=finite(found) if judged else None,
     )
 
 
@@ -200,15 +201,31 @@ def slowest(runs: Sequence[PeerRun]) -> tuple[float, ...]:
     return tuple(max(times) for times in zip(*(run.samples_s for run in runs), strict=True))
 
 
-def _times(samples_s: Sequence[float], flops: float) -> dict[str, Any]:
+def _timed(
+    config: Config, samples_s: tuple[float, ...], flops: float, context: JsonObject
+) -> CellRecord:
+    """The record of a cell that has times, before its numbers are judged."""
     median = statistics.median(samples_s)
-    return {
-        "time_s": median,
-        "samples_s": list(samples_s),
-        "p20_s": quantile(samples_s, 0.2),
-        "p80_s": quantile(samples_s, 0.8),
-        "tflops_per_gpu": flops / median / 1e12,
-    }
+    return CellRecord(
+        config_hash=config.hash,
+        config=config,
+        status=Status.OK,
+        time_s=median,
+        samples_s=samples_s,
+        p20_s=quantile(samples_s, 0.2),
+        p80_s=quantile(samples_s, 0.8),
+        tflops_per_gpu=flops / median / 1e12,
+        environment=context,
+        recorded_at=utc_now(),
+    )
+
+
+def _told(errors: Mapping[str, float]) -> str:
+    """Errors of results in words."""
+    return ", ".join(
+        f"{name} by {error:.2e}" if math.isfinite(error) else f"{name} is not finite"
+        for name, error in errors.items()
+    )
 
 
 def _not_judged(config: Config) -> str:
@@ -216,24 +233,23 @@ def _not_judged(config: Config) -> str:
 
 
 def _judged(
-    config: Config, samples: Sequence[RankSample], limits: Limits, context: Record
-) -> Record:
+    config: Config, samples: Sequence[RankSample], limits: Limits, context: JsonObject
+) -> CellRecord:
     judged = oracle_bytes(config) <= limits.memory_bytes
     found = joined(config, samples, judged=judged)
     plan = plan_of(config)
-    reason = "" if found.passed else f"the result is off: {dict(found.max_rel_error)}"
-    return record(
-        config,
-        Status.OK if found.passed else Status.ERROR,
-        context,
+    reason = "" if found.passed else f"the result is off: {_told(found.max_rel_error)}"
+    record = _timed(config, found.samples_s, plan_flops(plan) / config.cp, context)
+    return replace(
+        record,
+        status=Status.OK if found.passed else Status.ERROR,
         reason=reason if judged else _not_judged(config),
-        **_times(found.samples_s, plan_flops(plan) / config.cp),
         bytes_sent_per_rank=max(found.bytes_sent_per_rank, default=0),
         exposed_comm_s=found.exposed_comm_s,
         imbalance=imbalance_total(plan),
         peak_bytes=found.peak_bytes,
         peak_bytes_algorithm=found.peak_bytes_algorithm,
-        max_rel_error=dict(found.max_rel_error) if judged else None,
+        max_rel_error=finite(found.max_rel_error) if judged else None,
         plan_hash=plan.hash,
         work_hash=plan.work_hash,
         resolved=strategy(config.strategy).resolved(plan.problem, config.direction).text,
@@ -254,23 +270,21 @@ def quantile(samples: Sequence[float], share: float) -> float:
     return cuts[round(share * 100) - 1]
 
 
-def pending(configs: Sequence[Config], records: Sequence[Record]) -> list[Config]:
+def pending(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[Config]:
     """Cells that have no record yet, or one that failed and is worth another try."""
-    done = {
-        entry["config_hash"] for entry in records if entry["status"] in (Status.OK, Status.ILLEGAL)
-    }
+    done = {entry.config_hash for entry in records if entry.status in (Status.OK, Status.ILLEGAL)}
     return [config for config in configs if config.hash not in done]
 
 
-def latest(records: Sequence[Record]) -> list[Record]:
+def latest(records: Sequence[CellRecord]) -> list[CellRecord]:
     """Keep the last record of each cell, in the order of their first."""
-    newest: dict[object, Record] = {}
+    newest: dict[str, CellRecord] = {}
     for entry in records:
-        newest[entry["config_hash"]] = entry
+        newest[entry.config_hash] = entry
     return list(newest.values())
 
 
-def in_order(configs: Sequence[Config], records: Sequence[Record]) -> list[Record]:
+def in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:
     """Records of these cells, in the cells' order."""
-    by_hash = {entry["config_hash"]: entry for entry in latest(records)}
+    by_hash = {entry.config_hash: entry for entry in latest(records)}
     return [by_hash[config.hash] for config in configs if config.hash in by_hash]

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 
+from harness.base.json_fields import json_text
 from harness.errors import CycleError, MisfitError, OrderError, PlanError, UnorderedError
 from harness.plan.dependencies import sortable
 from harness.plan.grid import grid
@@ -142,7 +143,7 @@ def _cycle(before: list[set[int]], stuck: set[int]) -> list[int]:
 def schedule_to_json(scheduled: ScheduledPlan) -> str:
     """Write a schedule as canonical JSON."""
     body = {"schema": 1, "plan": json.loads(to_json(scheduled.plan)), "order": scheduled.order}
-    return json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return json_text(body, compact=True, sort_keys=True)
 
 
 def schedule_from_json(text: str) -> ScheduledPlan:
@@ -154,5 +155,5 @@ def schedule_from_json(text: str) -> ScheduledPlan:
     body = json.loads(text)
     if body.get("schema") != 1 or "order" not in body:
         raise ValueError(f"schedule schema ({body.get('schema')}) must be 1; write it again")
-    plan = from_json(json.dumps(body["plan"]))
+    plan = from_json(json_text(body["plan"]))
     return ScheduledPlan(plan, tuple(tuple(tasks) for tasks in body["order"]))

@@ -6,11 +6,11 @@ Tasks are stored in a topological order; a task's id is its position.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.base.json_fields import json_text
 from harness.plan.grid import grid
 from harness.plan.problem import Direction, Problem, spelled
 from harness.plan.tasks import (
@@ -162,4 +162,4 @@ def to_json(plan: Plan) -> str:
         "outputs": plan.outputs,
         "saved": plan.saved,
     }
-    return json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return json_text(body, compact=True, sort_keys=True)

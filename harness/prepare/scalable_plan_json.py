@@ -19,6 +19,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import Any, TypeVar, get_origin
 
+from harness.base.json_fields import json_text
 from harness.prepare.scalable_plan import Structure
 from harness.simulate.jobs import Launched, Need, NeedKind, Part, Size, Skeleton
 from harness.simulate.tile_calls import Call
@@ -63,7 +64,7 @@ def text_of(structure: Structure) -> bytes:
         "rows": list(rows),
         "parts": parts,
     }
-    return zlib.compress(json.dumps(text, separators=(",", ":")).encode(), _LEVEL)
+    return zlib.compress(json_text(text, compact=True).encode(), _LEVEL)
 
 
 def structure_from(content: bytes) -> Structure | None:

@@ -1,19 +1,37 @@
-"""The record of one cell of a sweep: what it says and how a cell can end."""
+"""The record of one cell of a sweep: what it says, how a cell can end, its JSON.
 
-import math
+A record holds only what its fields allow, whoever makes it: each value is judged by its type, and
+what is not known is null, never a number. `from_json` is the one reader and `as_json` the one
+writer; the names in the JSON are those of the fields, with the fields of `Config` among them.
+"""
+
+import reprlib
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path
+from typing import Annotated
 
+from harness.base.json_fields import JsonObject
+from harness.base.judged import counts, facts, fields_of, judged, kinds, missing, prose, reals
+from harness.errors import RecordError
 from harness.plan.plan import Plan
 from harness.plan.sizes import tile_flops
 from harness.plan.tasks import Tile
 from harness.records.config import Config, Where
-from harness.records.store import Record
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of records that are written. Those of 1 lack some fields, and give an expected error of times
+outside the range that was calibrated, where it is not known."""
+_READ = (1, SCHEMA_VERSION)
+
+Seconds = Annotated[float, reals(1e-12, 1e12)]
+Share = Annotated[float, reals(0.0, 1e12)]
+"""A ratio, a rate, or seconds that may be none at all."""
+Prose = Annotated[str, prose]
+_SUMMARY = "summary"
+_LEFT_OUT: Mapping[str, bool] = {_SUMMARY: False}
+"""Marks fields that a row of a table has no room for."""
 
 
 class Status(StrEnum):
@@ -27,85 +45,232 @@ class Status(StrEnum):
     SKIPPED = "skipped"
 
 
-_EMPTY: Record = {
-    "time_s": None,
-    "samples_s": [],
-    "p20_s": None,
-    "p80_s": None,
-    "tflops_per_gpu": None,
-    "bytes_sent_per_rank": None,
-    "exposed_comm_s": None,
-    "imbalance": None,
-    "peak_bytes": None,
-    "peak_bytes_algorithm": None,
-    "max_rel_error": None,
-    "plan_hash": None,
-    "work_hash": None,
-    "resolved": None,
-    "bound_s": None,
-    "calibration": None,
-    "inside_range": None,
-    "expected_error": None,
-}
+class Source(StrEnum):
+    """How the numbers of a cell are known."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
 
 
-_NEEDED = (
-    *(field.name for field in fields(Config)),
-    *("schema_version", "config_hash", "source", "status", "reason", "environment"),
-    *("time_s", "samples_s", "bytes_sent_per_rank", "peak_bytes", "max_rel_error", "plan_hash"),
-)
-"""What comparing and tables cannot do without."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    """What one cell came to.
+
+    Attributes:
+        config_hash: Of the cell, as `Config.hash` was when it ran.
+        config: The cell.
+        status: How it ended.
+        reason: Why, where it did not end well or was not judged.
+        traceback: Of what it raised.
+        time_s: Median of the samples, or the simulated time, seconds.
+        samples_s: Of each timed iteration the slowest rank, seconds; empty where simulated.
+        p20_s: Quantile of the samples, seconds.
+        p80_s: The same.
+        tflops_per_gpu: Useful flops over the time, 1e12 / s.
+        bytes_sent_per_rank: By the rank that sends most.
+        exposed_comm_s: The longest that a rank waits for transfers, seconds.
+        imbalance: Work of the busiest rank over the mean.
+        peak_bytes: Most that a rank holds.
+        peak_bytes_algorithm: The same of what the algorithm needs.
+        max_rel_error: Error of each result against the oracle; of a result with a NaN or an
+            infinity null. Null where it was not judged.
+        plan_hash: Of the plan.
+        work_hash: Of what the plan does, whatever it is called.
+        resolved: The strategy with the options that it chose.
+        bound_s: Compute bound of the problem, evenly spread, seconds.
+        calibration: Which calibration a simulated time rests on, in words.
+        inside_range: Whether all kernels and messages lie where that was measured.
+        expected_error: Mean share by which it missed such plans; null where that is not known, as
+            always outside the range.
+        imbalance_lockstep: As `imbalance`, with ranks that wait for one another after each step.
+        link_bytes: By kind of link, over all ranks.
+        planned_tokens: Length of the plan that was simulated, scaled to the cell's.
+        plan_bound_s: No order of this plan's tasks takes less, seconds.
+        calibration_id: Name and date of the calibration.
+        environment: Versions, cores, commit, variables.
+        recorded_at: UTC.
+    """
+
+    config_hash: str = field(metadata=_LEFT_OUT)
+    config: Config
+    status: Status
+    reason: Prose = ""
+    traceback: Prose = field(default="", metadata=_LEFT_OUT)
+    time_s: Seconds | None = None
+    samples_s: tuple[Seconds, ...] = field(default=(), metadata=_LEFT_OUT)
+    p20_s: Seconds | None = None
+    p80_s: Seconds | None = None
+    tflops_per_gpu: Share | None = None
+    bytes_sent_per_rank: int | None = None
+    exposed_comm_s: Share | None = None
+    imbalance: Share | None = None
+    peak_bytes: int | None = None
+    peak_bytes_algorithm: int | None = None
+    max_rel_error: Mapping[str, Share | None] | None = None
+    plan_hash: str | None = None
+    work_hash: str | None = None
+    resolved: str | None = None
+    bound_s: Share | None = None
+    calibration: str | None = None
+    inside_range: bool | None = None
+    expected_error: Share | None = None
+    imbalance_lockstep: Share | None = None
+    link_bytes: Mapping[str, int] | None = field(default=None, metadata=_LEFT_OUT)
+    planned_tokens: Annotated[int, counts(1)] | None = None
+    plan_bound_s: Share | None = None
+    calibration_id: str | None = None
+    environment: Annotated[Mapping[str, object], facts(2)] = field(metadata=_LEFT_OUT)
+    recorded_at: str = field(metadata=_LEFT_OUT)
+
+    def __post_init__(self) -> None:
+        """Judge every field.
+
+        Raises:
+            RecordError: One has a value that it cannot have.
+        """
+        try:
+            for name, kind in kinds(CellRecord).items():
+                object.__setattr__(self, name, judged(kind, name, getattr(self, name)))
+        except ValueError as error:
+            raise RecordError(str(error)) from None
+        wrong = _contradiction(self)
+        if wrong:
+            raise RecordError(wrong)
+
+    @property
+    def source(self) -> Source:
+        """How its numbers are known."""
+        simulated = self.config.transport is Where.SIMULATED
+        return Source.SIMULATED if simulated else Source.MEASURED
+
+    @property
+    def ok(self) -> bool:
+        """Whether the cell ran and is right; then it has a time."""
+        return self.status is Status.OK
+
+    @property
+    def seconds(self) -> float:
+        """The time of a cell that is ok."""
+        assert self.time_s is not None  # no ok record is made without one
+        return self.time_s
+
+    @property
+    def label(self) -> str:
+        """The strategy, with what it chose where that is known."""
+        return self.resolved or self.config.strategy
+
+    def as_json(self) -> dict[str, object]:
+        """Return the JSON form: see `from_json`."""
+        own = {name: _plain(getattr(self, name)) for name in kinds(CellRecord) if name != "config"}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "config_hash": own.pop("config_hash"),
+            **{each.name: getattr(self.config, each.name) for each in fields(Config)},
+            "source": self.source,
+            **own,
+        }
 
 
-def record(
-    config: Config,
-    status: Status,
-    context: Record,
-    *,
-    reason: str = "",
-    detail: str = "",
-    **values: object,
-) -> Record:
-    """Make the record of a cell; what it has no value for is null, never a number."""
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"record: {name} ({value}) must be finite")
-    simulated = config.transport is Where.SIMULATED
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "config_hash": config.hash,
-        **asdict(config),
-        "source": "simulated" if simulated else "measured",
-        "status": status.value,
-        "reason": reason,
-        "traceback": detail,
-        **_EMPTY,
-        **values,
-        "environment": dict(context),
-        "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+def _contradiction(record: CellRecord) -> str:
+    """Say which fields contradict one another; empty if none do."""
+    if record.ok and record.time_s is None:
+        return "time_s (None) must be a number where status is ok"
+    if record.expected_error is not None and record.inside_range is not True:
+        return (
+            f"expected_error ({record.expected_error:g}) must be null where inside_range is "
+            f"{record.inside_range}"
+        )
+    said = (record.calibration, record.calibration_id, record.inside_range)
+    if record.source is Source.MEASURED and said != (None, None, None):
+        return f"calibration ({record.calibration}) must be null where source is measured"
+    return ""
 
 
-def known(records: Sequence[Record], path: Path) -> Sequence[Record]:
-    """Return records, if they are of cells of a sweep.
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def columns() -> tuple[str, ...]:
+    """Names of what stands in a row of a table: all but what is nested or long, as in the JSON."""
+    own = [each.name for each in fields(CellRecord) if each.metadata.get(_SUMMARY, True)]
+    at = own.index("config")
+    return (*own[:at], *(each.name for each in fields(Config)), "source", *own[at + 1 :])
+
+
+def utc_now() -> str:
+    """The time as records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def ended(
+    config: Config, status: Status, context: JsonObject, *, reason: str = "", detail: str = ""
+) -> CellRecord:
+    """Make the record of a cell that came to no number.
 
     Args:
-        records: What was read.
-        path: Where.
+        config: The cell.
+        status: How it ended.
+        context: The environment.
+        reason: Why.
+        detail: A traceback.
+    """
+    return CellRecord(
+        config_hash=config.hash,
+        config=config,
+        status=status,
+        reason=reason,
+        traceback=detail,
+        environment=context,
+        recorded_at=utc_now(),
+    )
+
+
+def from_json(line: JsonObject) -> CellRecord:
+    """Read the record of a cell.
+
+    Args:
+        line: As `CellRecord.as_json` has it, or as version 1 had.
 
     Raises:
-        ValueError: One has another schema, or lacks what the record of a cell has.
+        RecordError: It has another version, lacks a field, or a field has a value that it cannot
+            have; the field is named.
     """
-    for number, entry in enumerate(records, start=1):
-        schema = entry.get("schema_version")
-        lacking = [name for name in _NEEDED if name not in entry]
-        if schema != SCHEMA_VERSION or lacking:
-            what = f"lacks {', '.join(lacking)}" if lacking else f"has schema {schema}"
-            raise ValueError(
-                f"results ({path}): record {number} {what}; a sweep's have schema "
-                f"{SCHEMA_VERSION}, so something else wrote it; name other results"
-            )
-    return records
+    version = line.get("schema_version")
+    if type(version) is not int or version not in _READ:
+        raise RecordError(
+            f"has schema_version {reprlib.repr(version)}, and this code reads "
+            f"{' and '.join(map(str, _READ))}: something else wrote it, or another version of "
+            "this project"
+        )
+    absent = missing([*_needed(Config, version), *_needed(CellRecord, version), "source"], line)
+    if absent:
+        raise RecordError(absent)
+    known = {name: line[name] for name in kinds(CellRecord) if name in line and name != "config"}
+    if version == 1 and known.get("inside_range") is not True:
+        known["expected_error"] = None
+    try:
+        config = Config(**fields_of(Config, line))
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    record = CellRecord(config=config, **known)  # type: ignore[arg-type]  # judged there
+    if line["source"] != record.source:
+        raise RecordError(
+            f"source ({reprlib.repr(line['source'])}) must be {record.source} where transport is "
+            f"{config.transport}"
+        )
+    return record
+
+
+def _needed(kind: type[Config | CellRecord], version: int) -> list[str]:
+    """Fields that a line of this version has: of 1 those without a default, of others all."""
+    return [
+        each.name
+        for each in fields(kind)
+        if each.name != "config"
+        and (version > 1 or (each.default is MISSING and each.default_factory is MISSING))
+    ]
 
 
 def plan_flops(plan: Plan) -> int:

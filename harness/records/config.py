@@ -1,16 +1,20 @@
 """One cell of a grid: everything that names a run, as plain values that go into records."""
 
 import hashlib
-import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+from harness.base.json_fields import json_text
+from harness.base.judged import counts, reals
 from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Scope
 from patterns import file_of, make_pattern
+
+Count = Annotated[int, counts(1)]
 
 
 class Where(StrEnum):
@@ -33,20 +37,20 @@ class Config:
 
     strategy: str
     pattern: str
-    cp: int
-    seqlen_q: int
-    seqlen_kv: int
-    heads_q: int
-    heads_kv: int
-    head_dim: int
-    batch: int = 1
+    cp: Count
+    seqlen_q: Count
+    seqlen_kv: Count
+    heads_q: Count
+    heads_kv: Count
+    head_dim: Count
+    batch: Count = 1
     dtype: Dtype = Dtype.FLOAT32
     direction: Direction = Direction.FORWARD
     transport: Where = Where.LOCAL
     scope: Scope = Scope.ATTENTION
     cluster: str | None = None
-    hidden: int | None = None
-    rotary: float | None = None
+    hidden: Count | None = None
+    rotary: Annotated[float, reals(1e-12, 1e12)] | None = None
     runtime: Runtime | None = None
 
     @property
@@ -80,7 +84,7 @@ class Config:
         nor what is kept of the old one answer for it.
         """
         values = {**asdict(self), **_contents(self)}
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        text = json_text(values, compact=True, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

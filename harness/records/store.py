@@ -9,17 +9,16 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.base.json_fields import JsonObject, json_text
 from harness.errors import MeasurementError
 
 FILE = "records.jsonl"
 _LOCK = ".lock"
-
-Record = Mapping[str, object]
 
 
 class ResultFile:
@@ -79,13 +78,14 @@ class ResultFile:
         while self._open:
             os.close(self._open.pop())
 
-    def append(self, *records: Record) -> None:
+    def append(self, *records: JsonObject) -> None:
         """Append records, all or none.
 
         Raises:
             MeasurementError: The disk is full or fails; the file is as it was before.
+            ValueError: A number is NaN or infinite; nothing is written.
         """
-        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        lines = "".join(json_text(record) + "\n" for record in records).encode()
         size = os.fstat(self._file).st_size
         try:
             _write_whole(self._file, lines)
@@ -98,38 +98,12 @@ class ResultFile:
             ) from error
         self.count += len(records)
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self) -> Iterator[JsonObject]:
         """Read what is there, one record at a time."""
         return _scan(self.path)
 
 
-class ResultFolder(ResultFile):
-    """The records of a sweep, all in memory too.
-
-    Args:
-        folder: Made if it is not there.
-
-    Raises:
-        MeasurementError: Another process writes there.
-        ValueError: It cannot be written, or a line in the middle is no record.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / FILE)
-        self.folder = folder
-        self.records = list(self.scan())
-
-    def append(self, *records: Record) -> None:
-        """Append records, all or none.
-
-        Raises:
-            MeasurementError: The disk is full or fails; the file is as it was before.
-        """
-        super().append(*records)
-        self.records += records
-
-
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[JsonObject]:
     """Read the records of a folder or of a file; a torn last line is left out.
 
     Raises:
@@ -163,12 +137,12 @@ def _repair(file: int, path: Path) -> int:
     return count
 
 
-def _scan(path: Path) -> Iterator[Record]:
+def _scan(path: Path) -> Iterator[JsonObject]:
     for record, _ in _lines(path):
         yield record
 
 
-def _lines(path: Path) -> Iterator[tuple[Record, int]]:
+def _lines(path: Path) -> Iterator[tuple[JsonObject, int]]:
     """Yield each record and where it ends; a torn last line is left out."""
     end, size = 0, path.stat().st_size
     with path.open("rb") as file:
@@ -185,9 +159,9 @@ def _lines(path: Path) -> Iterator[tuple[Record, int]]:
             yield record, end
 
 
-def _record(line: bytes) -> Record | None:
+def _record(line: bytes) -> JsonObject | None:
     try:
-        record = json.loads(line)
-    except ValueError:  # no JSON, or no UTF-8
+        record = json.loads(line)  # a NaN in it is judged with the fields; the line is whole
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested beyond reading
         return None
     return record if isinstance(record, dict) and line.endswith(b"\n") else None

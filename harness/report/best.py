@@ -7,17 +7,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.plan.problem import Direction
-from harness.records.store import Record
+from harness.records.cell import CellRecord, Source
 from harness.report.format import (
     ABSENT,
     alike,
     broken,
     drift_of,
-    is_ok,
-    label,
     memory,
     milliseconds,
-    number,
     problem,
     short,
     unprefixed,
@@ -52,9 +49,9 @@ class Best:
     error: float | None
 
 
-def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
+def best_of(cells: Sequence[Sequence[CellRecord]]) -> Best | None:
     """Choose among strategies, each with its cells (one direction, or both); None if none ran."""
-    ran = [group for group in cells if group and all(is_ok(entry) for entry in group)]
+    ran = [group for group in cells if group and all(entry.ok for entry in group)]
     if not ran:
         return None
     first = min(ran, key=_time)
@@ -63,7 +60,7 @@ def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
     names = tuple(dict.fromkeys(_name(group) for group in [first, *ties]))
     error = _error(first)
     near: list[str] = []
-    if first[0]["source"] == "simulated":
+    if first[0].source is Source.SIMULATED:
         least_s = _time(first)
         near = [_name(group) for group in ran if _time(group) <= least_s * (1 + _off(first, group))]
     return Best(
@@ -75,65 +72,61 @@ def best_of(cells: Sequence[Sequence[Record]]) -> Best | None:
     )
 
 
-def _off(*groups: Sequence[Record]) -> float:
+def _off(*groups: Sequence[CellRecord]) -> float:
     """Share by which simulated times may be off: the largest of the groups."""
     errors = [_error(group) for group in groups]
     return max(NEAR if error is None else error for error in errors)
 
 
-def _time(group: Sequence[Record]) -> float:
-    return sum(number(entry["time_s"]) for entry in group)
+def _time(group: Sequence[CellRecord]) -> float:
+    return sum(entry.seconds for entry in group)
 
 
-def _name(group: Sequence[Record]) -> str:
-    names = {label(entry) for entry in group}
-    return names.pop() if len(names) == 1 else str(group[0]["strategy"])
+def _name(group: Sequence[CellRecord]) -> str:
+    names = {entry.label for entry in group}
+    return names.pop() if len(names) == 1 else group[0].config.strategy
 
 
-def _peak(group: Sequence[Record]) -> int | None:
-    peaks = [entry["peak_bytes"] for entry in group]
-    return None if None in peaks else round(max(map(number, peaks)))
+def _peak(group: Sequence[CellRecord]) -> int | None:
+    peaks = [entry.peak_bytes for entry in group]
+    known = [peak for peak in peaks if peak is not None]
+    return max(known) if len(known) == len(peaks) else None
 
 
-def _error(group: Sequence[Record]) -> float | None:
-    errors: list[float] = []
+def _error(group: Sequence[CellRecord]) -> float | None:
+    errors: list[float | None] = []
     for entry in group:
-        found = entry["max_rel_error"]
-        if isinstance(found, Mapping) and found:
-            errors.append(max(found.values()))
-        elif entry["expected_error"] is not None and entry.get("inside_range") is not False:
-            errors.append(number(entry["expected_error"]))
-        else:
-            return None
-    return max(errors)
+        errors += entry.max_rel_error.values() if entry.max_rel_error else [entry.expected_error]
+    known = [error for error in errors if error is not None]
+    return max(known) if len(known) == len(errors) else None
 
 
-def best_tables(records: Sequence[Record], width: int) -> Iterator[tuple[str, Table]]:
+def best_tables(records: Sequence[CellRecord], width: int) -> Iterator[tuple[str, Table]]:
     """A title and a table for each machine and model; rows are degree, length and pattern.
 
     Args:
         records: Of a sweep.
         width: Columns of the terminal.
     """
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[CellRecord]] = {}
     for entry in records:
         groups.setdefault(problem(entry), []).append(entry)
     for title, group in groups.items():
-        if any(is_ok(entry) for entry in group):
+        if any(entry.ok for entry in group):
             yield f"best, {title}", _table(group, width)
 
 
-def _table(records: Sequence[Record], width: int) -> Table:
-    patterns = [str(entry["pattern"]) for entry in records]
+def _table(records: Sequence[CellRecord], width: int) -> Table:
+    patterns = [entry.config.pattern for entry in records]
     room = min(max(_LEAST + 1, *map(len, patterns)), max(_LEAST + 1, (width - _NUMBERS) // 4))
-    shown = [way for way in Direction if any(entry["direction"] == way for entry in records)]
+    shown = [way for way in Direction if any(entry.config.direction is way for entry in records)]
     names = max((width - _NUMBERS - room) // (len(shown) + (len(shown) > 1)), _LEAST)
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True)
     for head in [*(way.value for way in shown), *(["both"] if len(shown) > 1 else [])]:
         table.add_column(head, no_wrap=True)
         table.add_column("ms", justify="right", no_wrap=True)
-    measured = records[0]["source"] == "measured"
+    measured = records[0].source is Source.MEASURED
     for head in ("peak", "error" if measured else "±"):
         table.add_column(head, justify="right", no_wrap=True)
     before = None
@@ -163,13 +156,13 @@ def _cells(best: Best | None, names: int) -> list[str]:
 
 
 def _rows(
-    records: Sequence[Record],
-) -> Mapping[tuple[int, int, str], list[dict[Direction, Record]]]:
+    records: Sequence[CellRecord],
+) -> Mapping[tuple[int, int, str], list[dict[Direction, CellRecord]]]:
     """By degree, length and pattern: the cells of each strategy by direction."""
-    rows: dict[tuple[int, int, str], dict[str, dict[Direction, Record]]] = {}
+    rows: dict[tuple[int, int, str], dict[str, dict[Direction, CellRecord]]] = {}
     for entry in records:
-        cp, tokens = round(number(entry["cp"])), round(number(entry["seqlen_q"]))
-        row = rows.setdefault((cp, tokens, str(entry["pattern"])), {})
-        own = row.setdefault(str(entry["strategy"]), {})
-        own[Direction(str(entry["direction"]))] = entry
+        cp, tokens = entry.config.cp, entry.config.seqlen_q
+        row = rows.setdefault((cp, tokens, entry.config.pattern), {})
+        own = row.setdefault(entry.config.strategy, {})
+        own[entry.config.direction] = entry
     return {key: list(row.values()) for key, row in rows.items()}

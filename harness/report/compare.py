@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.records.store import Record
+from harness.records.cell import CellRecord, Source
 
 THRESHOLD = 0.1
 """The least relative change of a median that counts."""
@@ -35,7 +35,6 @@ _CELLS_FOR_SCATTER, _OF_A_STRATEGY = 8, 3
 _SCATTER_SHARE, _SCATTER_FACTOR = 0.9, 2.0
 _ROUNDING = 1e-9
 _ERROR_GROWTH = 2.0
-_EXACT = ("plan_hash", "bytes_sent_per_rank", "peak_bytes")
 _CONTEXT = ("python", "system", "cpu", "cores", "threads_per_rank", "commit", "dirty")
 _NESTED_CONTEXT = ("packages", "variables")
 
@@ -81,8 +80,11 @@ class Change:
         """After over before, of times and errors."""
         if self.kind not in (Kind.SLOWER, Kind.FASTER, Kind.ERROR):
             return None
-        before, after = _number(self.before), _number(self.after)
-        return after / before if before else None
+        before, after = self.before, self.after
+        if not (isinstance(before, float) and isinstance(after, float) and before):
+            return None
+        ratio = after / before
+        return ratio if math.isfinite(ratio) else None
 
     @property
     def worse(self) -> bool:
@@ -93,7 +95,8 @@ class Change:
             case Kind.STATUS:
                 return self.before == "ok"
             case Kind.BYTES_SENT_PER_RANK | Kind.PEAK_BYTES:
-                return _number(self.after) > _number(self.before)
+                more, less = self.after, self.before
+                return isinstance(more, int) and isinstance(less, int) and more > less
             case Kind.FASTER | Kind.EXTRA | Kind.PLAN_HASH:
                 return False
 
@@ -150,7 +153,7 @@ class Comparison:
 
 
 def compare(
-    before: Sequence[Record], after: Sequence[Record], *, threshold: float = THRESHOLD
+    before: Sequence[CellRecord], after: Sequence[CellRecord], *, threshold: float = THRESHOLD
 ) -> Comparison:
     """Compare two sets of records.
 
@@ -173,16 +176,16 @@ def compare(
     unchanged, not_judged = 0, []
     for key, old in first.items():
         if key not in second:
-            changes.append(_change(Kind.MISSING, old, old["status"], None))
+            changes.append(_change(Kind.MISSING, old, old.status, None))
             continue
         new = second[key]
         found = list(_changes(old, new, least))
         changes += found
         unchanged += not found
         if _spread(old, new) is None and not _exact(old, new) and _timed(old, new):
-            not_judged.append(f"{old['strategy']} {_cell(old)}")
+            not_judged.append(f"{old.config.strategy} {_cell(old)}")
     changes += [
-        _change(Kind.EXTRA, new, None, new["status"])
+        _change(Kind.EXTRA, new, None, new.status)
         for key, new in second.items()
         if key not in first
     ]
@@ -197,35 +200,44 @@ def compare(
     )
 
 
-def _by_cell(records: Iterable[Record]) -> dict[str, Record]:
-    return {str(entry["config_hash"]): entry for entry in records}
+def _by_cell(records: Iterable[CellRecord]) -> dict[str, CellRecord]:
+    return {entry.config_hash: entry for entry in records}
 
 
-def _changes(old: Record, new: Record, threshold: float) -> Iterable[Change]:
-    if old["status"] != new["status"]:
-        reason = str(new["reason"] or old["reason"])
-        yield _change(Kind.STATUS, new, old["status"], new["status"], reason)
-    for name in _EXACT:
-        if None not in (old.get(name), new.get(name)) and old[name] != new[name]:
-            yield _change(Kind(name), new, old[name], new[name])
-    if _timed(old, new):
-        time = _time(old, new, threshold)
-        if time is not None:
-            yield time
-    errors, grown = old.get("max_rel_error") or {}, new.get("max_rel_error") or {}
-    assert isinstance(errors, Mapping) and isinstance(grown, Mapping)
+def _changes(old: CellRecord, new: CellRecord, threshold: float) -> Iterable[Change]:
+    if old.status != new.status:
+        reason = new.reason or old.reason
+        yield _change(Kind.STATUS, new, old.status, new.status, reason)
+    after = _computed(new)
+    for kind, value in _computed(old).items():
+        if None not in (value, after[kind]) and value != after[kind]:
+            yield _change(kind, new, value, after[kind])
+    time = _time(old, new, threshold)
+    if time is not None:
+        yield time
+    errors, grown = old.max_rel_error or {}, new.max_rel_error or {}
     for tensor in sorted(errors.keys() & grown.keys()):
-        if not grown[tensor] <= errors[tensor] * _ERROR_GROWTH:  # true of NaN as well
-            yield _change(Kind.ERROR, new, errors[tensor], grown[tensor], tensor)
+        was, now = errors[tensor], grown[tensor]
+        if was is not None and (now is None or now > was * _ERROR_GROWTH):
+            yield _change(Kind.ERROR, new, was, now, tensor)
 
 
-def _scatter(pairs: Iterable[tuple[Record, Record]]) -> float | None:
+def _computed(entry: CellRecord) -> dict[Kind, str | int | None]:
+    """What is computed of a cell and not measured: any difference is a change."""
+    return {
+        Kind.PLAN_HASH: entry.plan_hash,
+        Kind.BYTES_SENT_PER_RANK: entry.bytes_sent_per_rank,
+        Kind.PEAK_BYTES: entry.peak_bytes,
+    }
+
+
+def _scatter(pairs: Iterable[tuple[CellRecord, CellRecord]]) -> float | None:
     """How far measured times of one strategy scatter about its own median change."""
     logs: dict[str, list[float]] = {}
     for old, new in pairs:
-        if _timed(old, new) and not _exact(old, new):
-            change = math.log(_number(new["time_s"]) / _number(old["time_s"]))
-            logs.setdefault(str(old["strategy"]), []).append(change)
+        if old.time_s is not None and new.time_s is not None and not _exact(old, new):
+            change = math.log(new.time_s / old.time_s)
+            logs.setdefault(old.config.strategy, []).append(change)
     residuals = sorted(
         abs(change - statistics.median(own))
         for own in logs.values()
@@ -238,18 +250,20 @@ def _scatter(pairs: Iterable[tuple[Record, Record]]) -> float | None:
     return math.expm1(_SCATTER_FACTOR * high)
 
 
-def _timed(old: Record, new: Record) -> bool:
-    return old["time_s"] is not None and new["time_s"] is not None
+def _timed(old: CellRecord, new: CellRecord) -> bool:
+    return old.time_s is not None and new.time_s is not None
 
 
-def _exact(old: Record, new: Record) -> bool:
+def _exact(old: CellRecord, new: CellRecord) -> bool:
     """Whether both times are computed, not measured."""
-    return "measured" not in (old["source"], new["source"])
+    return Source.MEASURED not in (old.source, new.source)
 
 
-def _time(old: Record, new: Record, threshold: float) -> Change | None:
+def _time(old: CellRecord, new: CellRecord, threshold: float) -> Change | None:
     """Judge the times of a cell by the rule above."""
-    was, now = _number(old["time_s"]), _number(new["time_s"])
+    was, now = old.time_s, new.time_s
+    if was is None or now is None:
+        return None
     kind = Kind.SLOWER if now > was else Kind.FASTER
     if _exact(old, new):
         same = abs(now - was) <= _ROUNDING * max(was, now)
@@ -265,9 +279,11 @@ def _time(old: Record, new: Record, threshold: float) -> Change | None:
     return _change(kind, new, was, now, detail)
 
 
-def _spread(old: Record, new: Record) -> tuple[tuple[float, float], tuple[float, float]] | None:
+def _spread(
+    old: CellRecord, new: CellRecord
+) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Bands of the samples of both, or None where one has too few."""
-    first, second = _samples(old), _samples(new)
+    first, second = old.samples_s, new.samples_s
     fewest = min(len(first), len(second))
     if fewest < _RANGES_FROM:
         return None
@@ -281,22 +297,13 @@ def _band(samples: Sequence[float]) -> tuple[float, float]:
     return fifths[0], fifths[-1]
 
 
-def _samples(entry: Record) -> list[float]:
-    samples = entry["samples_s"]
-    assert isinstance(samples, Sequence)
-    return [_number(sample) for sample in samples]
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def _change(kind: Kind, entry: Record, before: object, after: object, detail: str = "") -> Change:
+def _change(
+    kind: Kind, entry: CellRecord, before: object, after: object, detail: str = ""
+) -> Change:
     return Change(
         kind,
-        str(entry["config_hash"]),
-        str(entry["strategy"]),
+        entry.config_hash,
+        entry.config.strategy,
         _cell(entry),
         before,
         after,
@@ -304,18 +311,19 @@ def _change(kind: Kind, entry: Record, before: object, after: object, detail: st
     )
 
 
-def _cell(entry: Record) -> str:
-    where = entry["cluster"] or entry["transport"]
-    keys = "" if entry["seqlen_kv"] == entry["seqlen_q"] else f"/{entry['seqlen_kv']}"
+def _cell(entry: CellRecord) -> str:
+    cell = entry.config
+    where = cell.cluster or cell.transport
+    keys = "" if cell.seqlen_kv == cell.seqlen_q else f"/{cell.seqlen_kv}"
     return (
-        f"{entry['pattern']} cp={entry['cp']} S={entry['seqlen_q']}{keys} "
-        f"heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']} "
-        f"B={entry['batch']} {entry['dtype']} {entry['direction']} on {where}"
+        f"{cell.pattern} cp={cell.cp} S={cell.seqlen_q}{keys} "
+        f"heads={cell.heads_q}/{cell.heads_kv} D={cell.head_dim} "
+        f"B={cell.batch} {cell.dtype} {cell.direction} on {where}"
     )
 
 
 def _environment(
-    before: Sequence[Record], after: Sequence[Record]
+    before: Sequence[CellRecord], after: Sequence[CellRecord]
 ) -> dict[str, tuple[object, object]]:
     """Facts that differ between the last records of the two sets."""
     old, new = _facts(before[-1]), _facts(after[-1])
@@ -326,10 +334,11 @@ def _environment(
     }
 
 
-def _facts(entry: Record) -> dict[str, object]:
-    found = entry.get("environment")
-    assert isinstance(found, Mapping)
+def _facts(entry: CellRecord) -> dict[str, object]:
+    found = entry.environment
     facts = {name: found[name] for name in _CONTEXT if name in found}
     for group in _NESTED_CONTEXT:
-        facts |= found.get(group, {})
+        nested = found.get(group)
+        if isinstance(nested, Mapping):
+            facts |= nested
     return facts

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Iterable
 
+from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Problem
-from harness.records.cell import Status
-from harness.records.store import Record
+from harness.plan.tasks import Scope
+from harness.records.cell import CellRecord, Source
 
 ABSENT = "—"
 """Stands where a record has no such number."""
@@ -49,20 +50,9 @@ def broken(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def known(value: object, shown: Callable[[float], str]) -> str:
+def known(value: float | None, shown: Callable[[float], str]) -> str:
     """Format a number, or say that there is none."""
-    return ABSENT if value is None else shown(number(value))
-
-
-def number(value: object) -> float:
-    """A number of a record."""
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def label(entry: Record) -> str:
-    """The strategy of a record, with what it chose where that is known."""
-    return str(entry.get("resolved") or entry["strategy"])
+    return ABSENT if value is None else shown(value)
 
 
 def unprefixed(name: str) -> str:
@@ -70,48 +60,39 @@ def unprefixed(name: str) -> str:
     return name.removeprefix("peer:")
 
 
-def problem(entry: Record) -> str:
+def problem(entry: CellRecord) -> str:
     """Where a record is from and what it is of, but for lengths, degree and direction."""
-    where = entry["cluster"] or f"measured here, {entry['transport']}"
-    batch = f" B={entry['batch']}" if entry["batch"] != 1 else ""
+    cell = entry.config
+    where = cell.cluster or f"measured here, {cell.transport}"
+    batch = f" B={cell.batch}" if cell.batch != 1 else ""
     layer = ""
-    if entry["scope"] == "layer":
-        turned = f" rotary={number(entry['rotary']):.0f}" if entry["rotary"] else ""
-        layer = f" layer hidden={entry['hidden'] or _width(entry)}{turned}"
-    keys = ""
-    if entry["seqlen_kv"] != entry["seqlen_q"]:
-        keys = f" keys={short(round(number(entry['seqlen_kv'])))}"
-    eager = f" {entry['runtime']}" if entry.get("runtime") not in (None, "graph") else ""
+    if cell.scope is Scope.LAYER:
+        turned = f" rotary={cell.rotary:.0f}" if cell.rotary else ""
+        layer = f" layer hidden={cell.hidden or cell.heads_q * cell.head_dim}{turned}"
+    keys = f" keys={short(cell.seqlen_kv)}" if cell.seqlen_kv != cell.seqlen_q else ""
+    eager = f" {cell.runtime}" if cell.runtime not in (None, Runtime.GRAPH) else ""
     return (
-        f"{where}:{eager}{layer} heads={entry['heads_q']}/{entry['heads_kv']} D={entry['head_dim']}"
-        f"{batch}{keys} {entry['dtype']}"
+        f"{where}:{eager}{layer} heads={cell.heads_q}/{cell.heads_kv} D={cell.head_dim}"
+        f"{batch}{keys} {cell.dtype}"
     )
 
 
-def _width(entry: Record) -> int:
-    """The model width of a layer that was given none."""
-    return round(number(entry["heads_q"]) * number(entry["head_dim"]))
-
-
-def worst_error(entry: Record) -> str:
+def worst_error(entry: CellRecord) -> str:
     """Largest error of a record's results, as text; empty if it has none."""
-    found = entry["max_rel_error"]
-    return f"{max(found.values()):.3g}" if isinstance(found, dict) and found else ""
+    if not entry.max_rel_error:
+        return ""
+    found = [error for error in entry.max_rel_error.values() if error is not None]
+    return f"{max(found):.3g}" if len(found) == len(entry.max_rel_error) else "not finite"
 
 
-def is_ok(entry: Record) -> bool:
-    """Whether a cell ran and has a time."""
-    return entry["status"] == Status.OK and entry["time_s"] is not None
-
-
-def spread(entry: Record) -> tuple[float, float]:
+def spread(entry: CellRecord) -> tuple[float, float]:
     """Where most samples of a time lie: p20 to p80; a time without samples is exact."""
-    time_s = number(entry["time_s"])
-    low, high = entry["p20_s"], entry["p80_s"]
-    return (time_s if low is None else number(low), time_s if high is None else number(high))
+    time_s = entry.seconds
+    low, high = entry.p20_s, entry.p80_s
+    return (time_s if low is None else low, time_s if high is None else high)
 
 
-def alike(one: Record, other: Record, drift: float) -> bool:
+def alike(one: CellRecord, other: CellRecord, drift: float) -> bool:
     """Whether two times are not to be told apart: their spreads overlap, or rows drift as much.
 
     Args:
@@ -121,12 +102,12 @@ def alike(one: Record, other: Record, drift: float) -> bool:
     """
     (low, high), (other_low, other_high) = spread(one), spread(other)
     slack = 1 + 1e-9  # rounding of simulated times
-    least_s, most_s = sorted((number(one["time_s"]), number(other["time_s"])))
+    least_s, most_s = sorted((one.seconds, other.seconds))
     overlap = low <= other_high * slack and other_low <= high * slack
     return overlap or most_s <= least_s * (1 + drift) * slack
 
 
-def drift_of(records: Iterable[Record]) -> float:
+def drift_of(records: Iterable[CellRecord]) -> float:
     """Largest share by which measured times of one and the same plan differ; 0 without such rows.
 
     A row's samples are taken at once, and other rows at other times: what a busy machine did in
@@ -135,10 +116,10 @@ def drift_of(records: Iterable[Record]) -> float:
     Args:
         records: Of one problem, pattern and direction.
     """
-    times: dict[object, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for entry in records:
-        if entry["source"] == "measured" and entry.get("work_hash") and is_ok(entry):
-            times.setdefault(entry["work_hash"], []).append(number(entry["time_s"]))
+        if entry.source is Source.MEASURED and entry.work_hash and entry.ok:
+            times.setdefault(entry.work_hash, []).append(entry.seconds)
     return max((max(own) / min(own) - 1 for own in times.values()), default=0.0)
 
 

@@ -1,26 +1,25 @@
 """What the records of a sweep have to say beside their numbers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.plan.sharding import Placement
 from harness.planning.peers import is_peer
-from harness.records.store import Record
-from harness.report.format import drift_of, label, number, short
+from harness.records.cell import CellRecord
+from harness.report.format import drift_of, short
 from strategies import strategy
 
 _UNEVEN = 1.25
 """From this share of the mean on, another placement is worth a look."""
 
 
-def crowded(measured: Sequence[Record]) -> list[str]:
+def crowded(measured: Sequence[CellRecord]) -> list[str]:
     """Say where more ranks ran than there were cores."""
     found = set()
     for entry in measured:
-        facts = entry["environment"]
-        cores = facts.get("cores") if isinstance(facts, Mapping) else None
-        if isinstance(cores, int) and number(entry["cp"]) > cores:
-            found.add((round(number(entry["cp"])), cores))
+        cores = entry.environment.get("cores")
+        if isinstance(cores, int) and entry.config.cp > cores:
+            found.add((entry.config.cp, cores))
     return [
         f"note: {cp} ranks on {cores} cores take turns: times at cp={cp} show the work of all, "
         "little of what overlaps"
@@ -28,19 +27,19 @@ def crowded(measured: Sequence[Record]) -> list[str]:
     ]
 
 
-def same_plans(records: Sequence[Record]) -> list[str]:
+def same_plans(records: Sequence[CellRecord]) -> list[str]:
     """Name strategies whose plans are one and the same, and for which patterns if not for all.
 
     Args:
         records: Of one problem and direction, on one pattern or several.
     """
-    patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
+    patterns = list(dict.fromkeys(entry.config.pattern for entry in records))
     groups: dict[tuple[str, ...], list[str]] = {}
     for pattern in patterns:
-        alike_in: dict[object, list[str]] = {}
+        alike_in: dict[str, list[str]] = {}
         for entry in records:
-            if entry["pattern"] == pattern and entry.get("work_hash"):
-                alike_in.setdefault(entry["work_hash"], []).append(label(entry))
+            if entry.config.pattern == pattern and entry.work_hash:
+                alike_in.setdefault(entry.work_hash, []).append(entry.label)
         for names in alike_in.values():
             if len(names) > 1:
                 groups.setdefault(tuple(names), []).append(pattern)
@@ -50,7 +49,7 @@ def same_plans(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def drifting(measured: Sequence[Record]) -> list[str]:
+def drifting(measured: Sequence[CellRecord]) -> list[str]:
     """Say how far rows of one plan are apart, which is what this table cannot resolve.
 
     Args:
@@ -64,22 +63,18 @@ def drifting(measured: Sequence[Record]) -> list[str]:
     ]
 
 
-def trusted(records: Sequence[Record]) -> list[str]:
+def trusted(records: Sequence[CellRecord]) -> list[str]:
     """Say of each calibration how far its times may be off, and where it has measured nothing."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[CellRecord]] = {}
     for entry in records:
-        if entry["calibration"]:
-            groups.setdefault(str(entry["calibration"]).partition(";")[0], []).append(entry)
+        if entry.calibration:
+            groups.setdefault(entry.calibration.partition(";")[0], []).append(entry)
     found = []
     for name, own in sorted(groups.items()):
-        known = [
-            number(entry["expected_error"])
-            for entry in own
-            if entry["inside_range"] and entry["expected_error"] is not None
-        ]
+        known = [entry.expected_error for entry in own if entry.expected_error is not None]
         span = dict.fromkeys(f"{error:.0%}" for error in (min(known), max(known))) if known else ()
         text = f"{name}; expected error {' to '.join(span) or 'unknown'}"
-        beyond = Counter(_place(entry) for entry in own if entry["inside_range"] is False)
+        beyond = Counter(_place(entry) for entry in own if entry.inside_range is False)
         if beyond:
             cells = ", ".join(f"{count} at {where}" for where, count in beyond.items())
             text += f"; error unknown outside its range ({cells})"
@@ -87,16 +82,16 @@ def trusted(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def _place(entry: Record) -> str:
-    return f"cp={entry['cp']} S={short(round(number(entry['seqlen_q'])))}"
+def _place(entry: CellRecord) -> str:
+    return f"cp={entry.config.cp} S={short(entry.config.seqlen_q)}"
 
 
-def apart(records: Sequence[Record]) -> list[str]:
+def apart(records: Sequence[CellRecord]) -> list[str]:
     """Name strategies that were tried in some of the simulated problems only."""
     places: dict[str, list[str]] = {}
     for entry in records:
         where = _place(entry)
-        mine = places.setdefault(str(entry["strategy"]), [])
+        mine = places.setdefault(entry.config.strategy, [])
         if where not in mine:
             mine.append(where)
     most = {where for mine in places.values() for where in mine}
@@ -111,19 +106,19 @@ def apart(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def uneven(records: Sequence[Record]) -> list[str]:
+def uneven(records: Sequence[CellRecord]) -> list[str]:
     """Name strategies whose placement of tokens loads ranks unevenly, and the other placements."""
     rows: dict[str, set[Placement]] = {}
     worst: dict[str, float] = {}
     for entry in records:
-        text = str(entry["strategy"])
-        if is_peer(text) or entry["imbalance"] is None:
+        text = entry.config.strategy
+        if is_peer(text) or entry.imbalance is None:
             continue
         chosen = strategy(text)
         name = chosen.strategy.name
         if "placement" in chosen.strategy.accepts:
             rows.setdefault(name, set()).add(chosen.options.placement)
-            worst[name] = max(worst.get(name, 1.0), number(entry["imbalance"]))
+            worst[name] = max(worst.get(name, 1.0), entry.imbalance)
     notes = []
     for name, had in rows.items():
         others = [f"{name}:placement={other}" for other in Placement if other not in had]
@@ -135,10 +130,8 @@ def uneven(records: Sequence[Record]) -> list[str]:
     return notes
 
 
-def refusals(records: Sequence[Record]) -> Counter[str]:
+def refusals(records: Sequence[CellRecord]) -> Counter[str]:
     """Why cells did not run or are not judged, and how many cells each reason has."""
     return Counter(
-        f"{entry['status']}: {str(entry['reason']).splitlines()[0]}"
-        for entry in records
-        if entry["reason"]
+        f"{entry.status}: {entry.reason.splitlines()[0]}" for entry in records if entry.reason
     )

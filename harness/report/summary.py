@@ -8,60 +8,34 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.base.files import write_whole
-from harness.records.store import Record
+from harness.records.cell import CellRecord, columns
 from harness.report.format import worst_error
 from harness.report.tables import print_sweep
 
 _WIDTH = 120
 
-COLUMNS = (
-    "strategy",
-    "resolved",
-    "pattern",
-    "cp",
-    "seqlen_q",
-    "heads_q",
-    "heads_kv",
-    "head_dim",
-    "batch",
-    "dtype",
-    "direction",
-    "cluster",
-    "source",
-    "status",
-    "time_s",
-    "p20_s",
-    "p80_s",
-    "bound_s",
-    "tflops_per_gpu",
-    "bytes_sent_per_rank",
-    "exposed_comm_s",
-    "imbalance",
-    "peak_bytes",
-    "peak_bytes_algorithm",
-    "calibration",
-    "expected_error",
-    "max_rel_error",
-    "reason",
-)
 
-
-def write_summaries(folder: Path, records: Sequence[Record]) -> None:
+def write_summaries(folder: Path, records: Sequence[CellRecord]) -> None:
     """Write summary.csv and summary.md beside the records, each whole or not at all."""
-    rows = [[_cell(name, entry) for name in COLUMNS] for entry in records]
+    names = columns()
+    rows = [_cells(names, entry) for entry in records]
     sheet = StringIO(newline="")
-    csv.writer(sheet).writerows([COLUMNS, *rows])
+    csv.writer(sheet).writerows([names, *rows])
     write_whole(folder / "summary.csv", sheet.getvalue())
     tables = StringIO()
-    print_sweep(Console(file=tables, width=_WIDTH), records)
+    print_sweep(Console(file=tables, width=_WIDTH, color_system=None), records)
     shown = "\n".join(line.rstrip() for line in tables.getvalue().splitlines())
     lines = ["# Sweep", "", "```text", shown, "```", "", "## Every cell", ""]
-    lines += [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows)]
+    lines += [_row(names), _row(["---"] * len(names)), *map(_row, rows)]
     write_whole(folder / "summary.md", "\n".join(lines) + "\n")
 
 
-def _cell(name: str, entry: Record) -> str:
-    value = worst_error(entry) if name == "max_rel_error" else entry.get(name)
+def _cells(names: Sequence[str], entry: CellRecord) -> list[str]:
+    values = {**entry.as_json(), "max_rel_error": worst_error(entry)}
+    return [_cell(values[name]) for name in names]
+
+
+def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -8,18 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.planning.peers import is_peer
-from harness.records.store import Record
+from harness.records.cell import CellRecord, Source
 from harness.report.best import NEAR, best_tables
 from harness.report.format import (
     ABSENT,
     alike,
     broken,
     drift_of,
-    is_ok,
     known,
-    label,
     milliseconds,
-    number,
     problem,
     short,
     spread,
@@ -59,10 +56,10 @@ _BEST = (
 )
 
 
-def print_sweep(console: Console, records: Sequence[Record]) -> None:
+def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     """Print all tables of a sweep, what did not run and why, and which strategy is best."""
     wide = console.width >= _WIDE
-    for title, group in _grouped(records, "simulated"):
+    for title, group in _grouped(records, Source.SIMULATED):
         _print(console, title, simulated_tables(group, console.width))
         _say(console, *(f"same plan: {text}" for text in same_plans(group)))
     calibrations = trusted(records)
@@ -70,16 +67,16 @@ def print_sweep(console: Console, records: Sequence[Record]) -> None:
         figures = "ms, times the compute bound evenly spread (×)"
         figures += ", speed-up over ring (r)" if wide else ""
         _say(console, f"simulated: {figures}; * best. {'; '.join(calibrations)}")
-        _say(console, *apart([entry for entry in records if entry["source"] == "simulated"]))
-    for title, group in _grouped(records, "measured"):
-        for pattern in dict.fromkeys(str(entry["pattern"]) for entry in group):
-            own = [entry for entry in group if entry["pattern"] == pattern]
+        _say(console, *apart([entry for entry in records if entry.source is Source.SIMULATED]))
+    for title, group in _grouped(records, Source.MEASURED):
+        for pattern in dict.fromkeys(entry.config.pattern for entry in group):
+            own = [entry for entry in group if entry.config.pattern == pattern]
             _print(console, f"{title}, {pattern}", [measured_table(own, console.width)])
             _say(console, *(f"same plan: {text}" for text in same_plans(own)), *drifting(own))
-    measured = [entry for entry in records if entry["source"] == "measured"]
-    if any(map(is_ok, measured)):
+    measured = [entry for entry in records if entry.source is Source.MEASURED]
+    if any(entry.ok for entry in measured):
         _say(console, _MEASURED.format(count=_counts(measured)), *crowded(measured))
-    if any(is_peer(str(entry["strategy"])) for entry in measured):
+    if any(is_peer(entry.config.strategy) for entry in measured):
         _say(console, _PEERS)
     _say(console, *uneven(records))
     for note, times in refusals(records).items():
@@ -100,28 +97,30 @@ def _say(console: Console, *lines: str) -> None:
 def _print(console: Console, title: str, tables: Iterable[Table]) -> None:
     console.print(Text(title, style="italic"), soft_wrap=True)
     for table in tables:
-        console.print(table)
+        console.print(table, markup=False)
 
 
-def _counts(measured: Sequence[Record]) -> str:
-    counts = {len(samples) for e in measured if isinstance(samples := e["samples_s"], list)} - {0}
+def _counts(measured: Sequence[CellRecord]) -> str:
+    counts = {len(entry.samples_s) for entry in measured} - {0}
     if not counts:
         return "no"
     return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
 
-def _grouped(records: Sequence[Record], source: str) -> Iterable[tuple[str, list[Record]]]:
-    groups: dict[str, list[Record]] = {}
+def _grouped(
+    records: Sequence[CellRecord], source: Source
+) -> Iterable[tuple[str, list[CellRecord]]]:
+    groups: dict[str, list[CellRecord]] = {}
     for entry in records:
-        if entry["source"] == source:
+        if entry.source is source:
             groups.setdefault(_title(entry), []).append(entry)
     yield from groups.items()
 
 
-def _title(entry: Record) -> str:
-    tokens = short(round(number(entry["seqlen_q"])))
+def _title(entry: CellRecord) -> str:
+    tokens = short(entry.config.seqlen_q)
     where, _, rest = problem(entry).partition(":")
-    return f"{where}: cp={entry['cp']} S={tokens}{rest} {entry['direction']}"
+    return f"{where}: cp={entry.config.cp} S={tokens}{rest} {entry.config.direction}"
 
 
 def _table(space: int) -> Table:
@@ -133,7 +132,7 @@ def _longest(header: str, names: Iterable[str], most: int = _NAME) -> int:
     return min(max(map(len, (header, *names))), most)
 
 
-def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
+def simulated_tables(records: Sequence[CellRecord], width: int) -> Iterator[Table]:
     """Strategies x patterns: milliseconds, times the balanced bound, the best one marked.
 
     Args:
@@ -143,15 +142,15 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
     wide = width >= _WIDE
     names: dict[str, str] = {}
     for entry in records:
-        names[str(entry["strategy"])] = max(names.get(str(entry["strategy"]), ""), label(entry))
-    patterns = list(dict.fromkeys(str(entry["pattern"]) for entry in records))
+        names[entry.config.strategy] = max(names.get(entry.config.strategy, ""), entry.label)
+    patterns = list(dict.fromkeys(entry.config.pattern for entry in records))
     space, cell = (1, 17) if wide else (0, 10)
     side_by_side = width - len(patterns) * (cell + 1 + space)
     longest = _longest("strategy", names.values(), max(_SHORT, min(_NAME, side_by_side)))
     room = width - longest
     fit = max(1, room // (cell + 1 + space))
     best, base = _best(records), _base(records)
-    by_cell = {(str(e["strategy"]), str(e["pattern"])): e for e in records}
+    by_cell = {(e.config.strategy, e.config.pattern): e for e in records}
     for start in range(0, len(patterns), fit):
         shown = patterns[start : start + fit]
         table = _table(space)
@@ -168,18 +167,19 @@ def simulated_tables(records: Sequence[Record], width: int) -> Iterator[Table]:
 
 
 def _simulated(
-    entry: Record | None, best: Mapping[str, Record], base: Mapping[str, Record] | None
+    entry: CellRecord | None, best: Mapping[str, CellRecord], base: Mapping[str, CellRecord] | None
 ) -> Text:
     if entry is None:
         return Text("")
-    if not is_ok(entry):
-        return Text(str(entry["status"]), style="dim")
-    time_s, bound_s, pattern = number(entry["time_s"]), number(entry["bound_s"]), entry["pattern"]
-    mark = "*" if alike(entry, best[str(pattern)], 0.0) else ""
-    text = f"{milliseconds(time_s)}{mark} {_factor(time_s / bound_s)}" if bound_s else ""
+    if not entry.ok:
+        return Text(entry.status, style="dim")
+    time_s, pattern = entry.seconds, entry.config.pattern
+    mark = "*" if alike(entry, best[pattern], 0.0) else ""
+    factor = f" {_factor(time_s / entry.bound_s)}" if entry.bound_s else ""
+    text = f"{milliseconds(time_s)}{mark}{factor}"
     if base is not None:
-        ring = base.get(str(pattern))
-        text += " " * 7 if ring is None else f" {number(ring['time_s']) / time_s:5.2f}r"
+        ring = base.get(pattern)
+        text += " " * 7 if ring is None else f" {ring.seconds / time_s:5.2f}r"
     return Text(text, style="bold green" if mark else "")
 
 
@@ -187,7 +187,7 @@ def _factor(value: float) -> str:
     return f"{value:.1f}×" if value < 99.95 else f"{value:.0f}×"
 
 
-def measured_table(records: Sequence[Record], width: int) -> Table:
+def measured_table(records: Sequence[CellRecord], width: int) -> Table:
     """One row a cell: milliseconds and their spread, speed against ring, error, bytes.
 
     Args:
@@ -195,50 +195,52 @@ def measured_table(records: Sequence[Record], width: int) -> Table:
         width: Columns of the terminal.
     """
     table = _table(0)
-    names = [unprefixed(label(entry)) for entry in records]
+    names = [unprefixed(entry.label) for entry in records]
     strategy = _longest("strategy", names, width - _FIGURES)
     table.add_column("strategy", min_width=strategy, no_wrap=True)
     for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
     best, base, drift = _best(records), _base(records), drift_of(records)
     for entry, name in zip(records, names, strict=True):
-        marked = is_ok(entry) and alike(entry, best[str(entry["pattern"])], drift)
+        marked = entry.ok and alike(entry, best[entry.config.pattern], drift)
         style = "bold green" if marked else ""
         cells = _measured(entry, base, drift, "*" if marked else "")
         table.add_row(broken(name, strategy), *cells, style=style)
     return table
 
 
-def _measured(entry: Record, base: Mapping[str, Record], drift: float, mark: str) -> list[str]:
-    if not is_ok(entry):
-        return [str(entry["status"])]
+def _measured(
+    entry: CellRecord, base: Mapping[str, CellRecord], drift: float, mark: str
+) -> list[str]:
+    if not entry.ok:
+        return [entry.status]
     low, high = spread(entry)
-    ring = base.get(str(entry["pattern"]))
+    ring = base.get(entry.config.pattern)
     against = ABSENT
     if ring is not None:
         near = "~" if ring is not entry and alike(entry, ring, drift) else ""
-        against = f"{near}{number(ring['time_s']) / number(entry['time_s']):.2f}×"
+        against = f"{near}{ring.seconds / entry.seconds:.2f}×"
     return [
-        f"{milliseconds(number(entry['time_s']))}{mark}",
+        f"{milliseconds(entry.seconds)}{mark}",
         f"{milliseconds(low)}-{milliseconds(high)}",
         against,
         worst_error(entry) or ABSENT,
-        known(entry["bytes_sent_per_rank"], lambda size: f"{size / _MIB:.2f}"),
-        known(entry["exposed_comm_s"], milliseconds),
-        known(entry["imbalance"], lambda ratio: f"{ratio:.2f}"),
+        known(entry.bytes_sent_per_rank, lambda size: f"{size / _MIB:.2f}"),
+        known(entry.exposed_comm_s, milliseconds),
+        known(entry.imbalance, lambda ratio: f"{ratio:.2f}"),
     ]
 
 
-def _best(records: Sequence[Record]) -> dict[str, Record]:
+def _best(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
     """By pattern, the record of the shortest time."""
-    best: dict[str, Record] = {}
-    for entry in filter(is_ok, records):
-        kept = best.setdefault(str(entry["pattern"]), entry)
-        if number(entry["time_s"]) < number(kept["time_s"]):
-            best[str(entry["pattern"])] = entry
+    best: dict[str, CellRecord] = {}
+    for entry in (entry for entry in records if entry.ok):
+        kept = best.setdefault(entry.config.pattern, entry)
+        if entry.seconds < kept.seconds:
+            best[entry.config.pattern] = entry
     return best
 
 
-def _base(records: Sequence[Record]) -> dict[str, Record]:
+def _base(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
     """By pattern, the record of the strategy that others are compared with."""
-    return {str(e["pattern"]): e for e in records if e["strategy"] == _BASE and is_ok(e)}
+    return {e.config.pattern: e for e in records if e.config.strategy == _BASE and e.ok}

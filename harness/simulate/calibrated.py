@@ -41,7 +41,7 @@ class Trust:
         calibration_id: Which.
         inside: Whether all kernel calls and messages lie where they were measured.
         expected_error: Mean share by which plans of this class missed their measured times; None if
-            no such plan was measured on this cluster.
+            no such plan was measured on this cluster, and always outside.
     """
 
     calibration_id: str
@@ -54,9 +54,7 @@ class Trust:
         known = "unknown" if self.expected_error is None else f"{self.expected_error:.0%}"
         if self.inside:
             return f"calibration {self.calibration_id}; inside its range, expected error {known}"
-        return (
-            f"calibration {self.calibration_id}; OUTSIDE its range, error unknown (inside: {known})"
-        )
+        return f"calibration {self.calibration_id}; OUTSIDE its range, error unknown"
 
 
 def skeleton_on(
@@ -124,7 +122,7 @@ def trust(problem: Problem, shape: Skeleton, prices: Pricer) -> Trust:
         nodes=-(-problem.cp // per_node),
         backward=prices.direction is Direction.BACKWARD,
     )
-    return Trust(fitted.id, within, fitted.errors.get(kind))
+    return Trust(fitted.id, within, fitted.errors.get(kind) if within else None)
 
 
 def _inside(call: Call, prices: Pricer) -> bool:

@@ -1,7 +1,6 @@
 """Traces in Chrome's trace event format, which Perfetto and chrome://tracing open."""
 
-import json
-
+from harness.base.json_fields import json_text
 from harness.simulate.queues import Stream
 from harness.simulate.trace import Trace
 
@@ -31,7 +30,7 @@ def to_chrome(trace: Trace) -> str:
         for span in trace.spans
     ]
     other = trace.summary()
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+    return json_text({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
 
 def _name(what: str, rank: int, lane: int, name: str) -> dict[str, object]:

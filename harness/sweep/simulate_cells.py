@@ -1,21 +1,20 @@
 """Simulate the cells of a sweep, side by side on the cores here."""
 
 import hashlib
-import json
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from harness.base.cache import cache_folder, keep, kept_by_this_code
 from harness.base.environment import environment
+from harness.base.json_fields import JsonObject, json_text, parsed
 from harness.base.workers import spread
 from harness.cluster.calibration import Calibration
 from harness.cluster.machine import Cluster, Runtime
 from harness.cluster.presets import cluster, require
-from harness.errors import HarnessError, UnsupportedError, told
+from harness.errors import HarnessError, RecordError, UnsupportedError, told
 from harness.memory.counting import ALGORITHM
 from harness.memory.ledger import ledger
 from harness.plan.imbalance import imbalance_total
@@ -24,9 +23,8 @@ from harness.plan.sizes import problem_flops, traffic
 from harness.prepare.planner_context import context_on
 from harness.prepare.scalable_plan import Structure, planned_at, searches
 from harness.prepare.scalable_plan_cache import structure_of
-from harness.records.cell import Status, plan_flops, record
+from harness.records.cell import CellRecord, Status, ended, from_json, plan_flops, utc_now
 from harness.records.config import Config
-from harness.records.store import Record
 from harness.simulate.bounds import bounds, problem_bound_s
 from harness.simulate.calibrated import full_clock, predict, pricer
 from harness.simulate.simulator import simulate
@@ -39,7 +37,7 @@ Structures = dict[object, Structure]
 """What was planned so far, by what decides it."""
 
 
-def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[Record, None, None]:
+def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[CellRecord, None, None]:
     """Simulate cells; what goes wrong in one becomes its record.
 
     Cells that differ only in what a plan does not depend on are one piece of work: see `structure`.
@@ -74,22 +72,22 @@ def _alike(config: Config) -> Config:
         return config
 
 
-def _lost(group: Sequence[Config], context: Record) -> list[Record]:
+def _lost(group: Sequence[Config], context: JsonObject) -> list[CellRecord]:
     reason = "the process that simulated it died"
-    return [record(config, Status.ERROR, context, reason=reason) for config in group]
+    return [ended(config, Status.ERROR, context, reason=reason) for config in group]
 
 
-def _simulate_group(group: Sequence[Config], context: Record) -> list[Record]:
+def _simulate_group(group: Sequence[Config], context: JsonObject) -> list[CellRecord]:
     known: Structures = {}
     return [simulate_cell(config, context, known) for config in group]
 
 
 def simulate_cell(
     config: Config,
-    context: Record,
+    context: JsonObject,
     known: Structures | None = None,
     folder: Path | None = None,
-) -> Record:
+) -> CellRecord:
     """Plan, prove and simulate one cell.
 
     Args:
@@ -111,19 +109,22 @@ def simulate_cell(
         else:
             plan = chosen.plan(config.problem, config.direction, node)
             found = simulated(verify(plan), config, machine, context)
+    except RecordError as error:  # it was planned, and came to what no record can have
+        return ended(config, Status.ERROR, context, reason=f"its {error}")
     except (UnsupportedError, ValueError) as error:
-        return record(config, Status.ILLEGAL, context, reason=str(error))
+        return ended(config, Status.ILLEGAL, context, reason=str(error))
     except HarnessError as error:
-        reason = told(error)
-        return record(config, Status.ERROR, context, reason=reason)
+        return ended(config, Status.ERROR, context, reason=told(error))
     except Exception as error:  # the boundary of the cell: the others go on
         reason = told(error)
         detail = traceback.format_exc()
-        return record(config, Status.ERROR, context, reason=reason, detail=detail)
-    return {**found, "resolved": resolved}
+        return ended(config, Status.ERROR, context, reason=reason, detail=detail)
+    return replace(found, resolved=resolved)
 
 
-def simulated(program: Program, config: Config, machine: Cluster, context: Record) -> Record:
+def simulated(
+    program: Program, config: Config, machine: Cluster, context: JsonObject
+) -> CellRecord:
     """Simulate a proved plan on datasheet numbers; what does not fit a GPU is `oom`."""
     plan = program.plan
     peaks = ledger(program).peak_bytes
@@ -133,10 +134,10 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
     trace = simulate(program, machine, runtime=runtime, peak_memory_bytes=peaks, work=work)
     sent, _ = traffic(plan)
     status, reason = _fits(max(peaks), machine)
-    return record(
-        config,
-        status,
-        context,
+    return CellRecord(
+        config_hash=config.hash,
+        config=config,
+        status=status,
         reason=reason,
         time_s=trace.makespan_s,
         tflops_per_gpu=plan_flops(plan) / config.cp / trace.makespan_s / 1e12,
@@ -153,7 +154,8 @@ def simulated(program: Program, config: Config, machine: Cluster, context: Recor
         bound_s=limits.balanced_s,
         plan_bound_s=limits.bound_s,
         calibration=trace.calibration,
-        calibration_id=None,
+        environment=context,
+        recorded_at=utc_now(),
     )
 
 
@@ -161,17 +163,17 @@ def predicted(
     config: Config,
     machine: Cluster,
     fitted: Calibration,
-    context: Record,
+    context: JsonObject,
     known: Structures,
     folder: Path,
-) -> Record:
+) -> CellRecord:
     """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
     name = f"{_answer_key(config, machine)}.json"
-    facts = kept_by_this_code(folder, name, _read)
-    if facts is None:
-        facts = _predict(config, machine, fitted, known, folder)
-        keep(folder, name, json.dumps(facts).encode())
-    return record(config, context=context, **facts)
+    found = kept_by_this_code(folder, name, lambda kept: from_json(parsed(kept)))
+    if found is None:
+        found = _predict(config, machine, fitted, known, folder)
+        keep(folder, name, json_text(found.as_json()).encode())
+    return replace(found, environment=context, recorded_at=utc_now())
 
 
 def _answer_key(config: Config, machine: Cluster) -> str:
@@ -179,15 +181,10 @@ def _answer_key(config: Config, machine: Cluster) -> str:
     return hashlib.sha256(repr((config.hash, machine)).encode()).hexdigest()[:24]
 
 
-def _read(kept: bytes) -> dict[str, Any]:
-    facts = json.loads(kept)
-    return {**facts, "status": Status(facts["status"])}
-
-
 def _predict(
     config: Config, machine: Cluster, fitted: Calibration, known: Structures, folder: Path
-) -> dict[str, Any]:
-    """What a record says of a predicted cell."""
+) -> CellRecord:
+    """The record of a predicted cell, without where and when."""
     small = planned_at(config)
     key = (
         small if searches(small) else replace(small, cluster=None),
@@ -206,28 +203,32 @@ def _predict(
     said = predict(made.shape, problem, prices)
     status, reason = _fits(made.peak_bytes, machine)
     balanced_s = problem_bound_s(problem, direction, machine)
-    return {
-        "status": status,
-        "reason": reason,
-        "time_s": said.time_s,
-        "tflops_per_gpu": problem_flops(problem, direction) / config.cp / said.time_s / 1e12,
-        "bytes_sent_per_rank": made.sent_bytes,
-        "exposed_comm_s": said.exposed_s,
-        "imbalance": made.imbalance,
-        "imbalance_lockstep": made.imbalance_lockstep,
-        "peak_bytes": made.peak_bytes,
-        "peak_bytes_algorithm": made.peak_bytes_algorithm,
-        "link_bytes": dict(made.link_bytes),
-        "plan_hash": made.plan_hash,
-        "work_hash": made.work_hash,
-        "planned_tokens": made.tokens,
-        "bound_s": balanced_s,
-        "plan_bound_s": max(balanced_s, said.bound_s),
-        "calibration": said.trust.text,
-        "calibration_id": said.trust.calibration_id,
-        "inside_range": said.trust.inside,
-        "expected_error": said.trust.expected_error,
-    }
+    return CellRecord(
+        config_hash=config.hash,
+        config=config,
+        status=status,
+        reason=reason,
+        time_s=said.time_s,
+        tflops_per_gpu=problem_flops(problem, direction) / config.cp / said.time_s / 1e12,
+        bytes_sent_per_rank=made.sent_bytes,
+        exposed_comm_s=said.exposed_s,
+        imbalance=made.imbalance,
+        imbalance_lockstep=made.imbalance_lockstep,
+        peak_bytes=made.peak_bytes,
+        peak_bytes_algorithm=made.peak_bytes_algorithm,
+        link_bytes=dict(made.link_bytes),
+        plan_hash=made.plan_hash,
+        work_hash=made.work_hash,
+        planned_tokens=made.tokens,
+        bound_s=balanced_s,
+        plan_bound_s=max(balanced_s, said.bound_s),
+        calibration=said.trust.text,
+        calibration_id=said.trust.calibration_id,
+        inside_range=said.trust.inside,
+        expected_error=said.trust.expected_error,
+        environment={},
+        recorded_at=utc_now(),
+    )
 
 
 def _fits(peak_bytes: int, machine: Cluster) -> tuple[Status, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.base.cache import cache_folder, code_hash, read_kept, write_kept
+from harness.base.json_fields import json_text
 from harness.plan.residency import without_collection
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _SILENT_S = 2.0
 
 def key_of(**what: object) -> str:
     """Return a hash of what decides a plan, and of the code; equal in every process."""
-    text = json.dumps([_plain(what), code_hash()], sort_keys=True)
+    text = json_text([_plain(what), code_hash()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -79,7 +80,7 @@ def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T
             return found
         made = make()
         try:
-            write_kept(path, json.dumps(made).encode())
+            write_kept(path, json_text(made).encode())
         except OSError as error:  # a full disk
             _say_lost(name, path, error)
         else:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.records.store import FILE, Record, read_records
+from harness.base.json_fields import JsonObject
+from harness.records.store import FILE, read_records
 from tests.harness.ranks.test_team import ROOT
 
 SIMULATED = (
@@ -49,7 +50,7 @@ def kill(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> int:
     return process.returncode
 
 
-def names(records: list[Record]) -> list[str]:
+def names(records: list[JsonObject]) -> list[str]:
     return [str(record["config_hash"]) for record in records]
 
 

@@ -156,5 +156,5 @@ def test_what_goes_to_the_host_is_not_counted_as_sent() -> None:
         for text in ("fpdt:parts=3", "ulysses")
     ]
     found = [simulate_cell(cell, {}) for cell in cells]
-    assert [entry["status"] for entry in found] == ["ok", "ok"]
-    assert found[0]["bytes_sent_per_rank"] == found[1]["bytes_sent_per_rank"]
+    assert [entry.status for entry in found] == ["ok", "ok"]
+    assert found[0].bytes_sent_per_rank == found[1].bytes_sent_per_rank

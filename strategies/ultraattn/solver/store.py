@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.base.cache import read_kept, write_kept
+from harness.base.json_fields import json_text
 from harness.schedule.scip import Status
 from strategies.ultraattn.solver.assign import DEFAULT_S, Assigned, assign
 from strategies.ultraattn.solver.instance import Instance, account, most, volume
@@ -22,7 +23,7 @@ _FORMAT = 1  # part of the hash: a file of another format is never found
 
 def key_of(instance: Instance) -> str:
     """Return the hash of everything that decides an assignment."""
-    text = json.dumps({"format": _FORMAT, **asdict(instance)}, sort_keys=True)
+    text = json_text({"format": _FORMAT, **asdict(instance)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -50,7 +51,7 @@ class Cache:
         if kept is not None and _merit(kept) <= _merit(found):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_kept(self.path(instance), json.dumps(asdict(found)).encode())
+        write_kept(self.path(instance), json_text(asdict(found)).encode())
 
 
 def _read(instance: Instance, content: bytes) -> Assigned | None:

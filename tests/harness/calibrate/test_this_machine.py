@@ -10,12 +10,12 @@ from harness.calibrate import measure_machine, this_machine
 from harness.calibrate.measure_machine import shapes
 from harness.cluster.calibration import load
 from harness.fit.this_machine import Figures, Shape, fit_local, with_overheads
-from harness.plan.problem import Dtype
+from harness.plan.problem import Direction, Dtype
 from harness.prepare import planner_context
 from harness.ranks.team import Team
-from harness.records.cell import Status
+from harness.records.cell import CellRecord, Status
 from harness.records.config import Where
-from harness.records.store import Record
+from tests.harness.made import record
 
 BANDWIDTH, RATE, LAUNCH = 4e9, 3e10, 7e-5
 
@@ -89,11 +89,12 @@ def test_overheads_are_what_is_left_of_plans_without_work() -> None:
     assert less.effects.start_s == less.effects.near.handshake_s == 0.0
 
 
-def pair(measured_s: float, simulated_s: float, cp: int) -> tuple[Record, Record]:
-    common = {"cp": cp, "seqlen_q": 512, "direction": "forward", "status": Status.OK}
+def pair(measured_s: float, simulated_s: float, cp: int) -> tuple[CellRecord, CellRecord]:
+    cell = replace(measure_machine.empty_cell(cp, Direction.FORWARD), seqlen_q=512)
+    there = replace(cell, transport=Where.SIMULATED, cluster="mine.toml")
     return (
-        {**common, "time_s": measured_s, "recorded_at": "2026-01-02", "calibration_id": None},
-        {**common, "time_s": simulated_s, "calibration_id": "mine/2026-01-02"},
+        record(cell, Status.OK, {}, time_s=measured_s),
+        record(there, Status.OK, {}, time_s=simulated_s, calibration_id="mine/2026-01-02"),
     )
 
 

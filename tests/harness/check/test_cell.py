@@ -9,7 +9,7 @@ from torch import Tensor
 
 import strategies
 from harness.check import run
-from harness.check.cell import Cell, RankRun, Status, as_group, check, combine
+from harness.check.cell import Cell, RankRun, as_group, check, combine
 from harness.check.run import check_all, check_group, dearest_first, hashes_of
 from harness.execute.interpreter import _Interpreter as Interpreter
 from harness.execute.transport import Handle, LocalTransport
@@ -18,6 +18,7 @@ from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Access, Program, Step
 from harness.plan.tasks import Tile
 from harness.prepare import verified_plans
+from harness.records.check_record import Outcome
 from harness.records.config import Config, Where
 from harness.verify.proof import verify
 
@@ -40,14 +41,14 @@ def _plan_afresh() -> None:
     verified_plans.planned.cache_clear()
 
 
-def outcomes(config: Config) -> tuple[Status, Status]:
+def outcomes(config: Config) -> tuple[Outcome, Outcome]:
     forward, backward = check(config)
     return forward.status, backward.status
 
 
 def test_a_right_cell_passes_in_both_directions_and_keeps_its_errors() -> None:
     forward, backward = check(CELL)
-    assert (forward.status, backward.status) == (Status.PASSED, Status.PASSED)
+    assert (forward.status, backward.status) == (Outcome.PASSED, Outcome.PASSED)
     assert (forward.reason, backward.reason) == ("", "")
     assert set(forward.max_rel_error) == {"out", "lse"}
     assert set(backward.max_rel_error) == {"out", "lse", "dq", "dk", "dv"}
@@ -63,7 +64,7 @@ def test_equal_cells_have_equal_bits_and_other_inputs_have_others() -> None:
 
 def test_what_a_strategy_cannot_do_is_refused_with_the_reason() -> None:
     for cell in check(replace(CELL, strategy="ulysses", heads_q=2, heads_kv=1)):
-        assert cell.status is Status.REFUSED
+        assert cell.status is Outcome.REFUSED
         assert "heads" in cell.reason
 
 
@@ -81,7 +82,7 @@ def test_a_tile_that_is_short_of_a_pair_fails_the_cell(
 
     monkeypatch.setattr(verified_plans, "verify", short_of_a_pair)
     forward, _ = check(replace(CELL, strategy=strategy))
-    assert forward.status is Status.FAILED
+    assert forward.status is Outcome.FAILED
     assert "area" in forward.reason
     assert "Error" not in forward.reason  # a rule of plans, in words
 
@@ -100,7 +101,7 @@ def test_one_more_clone_makes_the_memory_differ(
 
     monkeypatch.setattr(Interpreter, "_tile", clones)
     forward, backward = check(replace(CELL, strategy=strategy))
-    assert (forward.status, backward.status) == (Status.FAILED, Status.FAILED)
+    assert (forward.status, backward.status) == (Outcome.FAILED, Outcome.FAILED)
     assert "held" in forward.reason
     assert "the ledger says" in backward.reason
 
@@ -118,7 +119,7 @@ def test_one_more_send_makes_the_bytes_differ(
 
     monkeypatch.setattr(LocalTransport, "send", twice)
     forward, backward = check(replace(CELL, strategy=strategy))
-    assert (forward.status, backward.status) == (Status.FAILED, Status.FAILED)
+    assert (forward.status, backward.status) == (Outcome.FAILED, Outcome.FAILED)
     assert "sent" in forward.reason
     assert "the plan says" in backward.reason
 
@@ -134,7 +135,7 @@ def test_a_result_that_is_slightly_off_fails(dtype: Dtype, monkeypatch: pytest.M
 
     monkeypatch.setattr(Interpreter, "_read", scaled)
     forward, _ = check(replace(CELL, dtype=dtype, head_dim=16))
-    assert forward.status is Status.FAILED
+    assert forward.status is Outcome.FAILED
     assert "out is off by" in forward.reason
 
 
@@ -146,7 +147,7 @@ def test_a_cell_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(run, "check", raises)
     (bad, _), (good, _) = check_all([CELL, replace(CELL, cp=2)], jobs=1)
-    assert (bad.status, good.status) == (Status.FAILED, Status.PASSED)
+    assert (bad.status, good.status) == (Outcome.FAILED, Outcome.PASSED)
     assert "internal error, RuntimeError: no such kernel (test_cell.py:" in bad.reason
 
 
@@ -171,15 +172,15 @@ def rank_runs(cell: Cell, wrong: Mapping[int, tuple[str, ...]] | None = None) ->
 
 def test_other_bits_bytes_or_memory_in_processes_fail_the_cell() -> None:
     digest = combine({0: "0", 1: "1"})
-    cell = Cell(CELL, Status.PASSED, digest=digest)
+    cell = Cell(CELL, Outcome.PASSED, digest=digest)
     same = as_group(cell, rank_runs(cell))
-    assert (same.status, same.config.transport) == (Status.PASSED, Where.GLOO)
+    assert (same.status, same.config.transport) == (Outcome.PASSED, Where.GLOO)
     bits = as_group(replace(cell, digest="x"), rank_runs(cell))
-    assert (bits.status, "different bits" in bits.reason) == (Status.FAILED, True)
+    assert (bits.status, "different bits" in bits.reason) == (Outcome.FAILED, True)
     held = as_group(cell, rank_runs(cell, {1: ("held more",)}))
-    assert (held.status, held.reason) == (Status.FAILED, "rank 1: held more")
-    refused = as_group(replace(cell, status=Status.REFUSED, reason="no"))
-    assert (refused.status, refused.reason) == (Status.REFUSED, "no")
+    assert (held.status, held.reason) == (Outcome.FAILED, "rank 1: held more")
+    refused = as_group(replace(cell, status=Outcome.REFUSED, reason="no"))
+    assert (refused.status, refused.reason) == (Outcome.REFUSED, "no")
 
 
 def test_a_record_is_found_again_by_direction_and_transport() -> None:
@@ -222,7 +223,7 @@ def repeated(cells: list[Config], repeat: int) -> list[str]:
         f"{cell.config.strategy} {cell.config.dtype}: {cell.reason}"
         for pair in pairs
         for cell in pair
-        if cell.status is not Status.PASSED
+        if cell.status is not Outcome.PASSED
     ]
 
 
@@ -253,4 +254,4 @@ def test_64_ranks_in_one_process_are_right(strategy: str) -> None:
         heads_kv=8,
         head_dim=8,
     )
-    assert outcomes(large) == (Status.PASSED, Status.PASSED)
+    assert outcomes(large) == (Outcome.PASSED, Outcome.PASSED)

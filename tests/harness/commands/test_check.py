@@ -1,15 +1,18 @@
 """The verb `check`: exit status, JSON, resuming, and every wrong flag."""
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import cli
 from harness.check import run
-from harness.check.cell import Cell, Status, check
+from harness.check.cell import Cell, check
+from harness.records.check_record import Outcome
 from harness.records.config import Config
 from harness.records.store import ResultFile
 from tests.harness.ranks.test_team import ROOT
@@ -35,7 +38,7 @@ def broken(config: Config) -> tuple[Cell, Cell]:
     """Ring's backward is wrong."""
     forward, backward = check(config)
     if config.strategy == "ring":
-        return forward, Cell(backward.config, Status.FAILED, "dk is off")
+        return forward, Cell(backward.config, Outcome.FAILED, "dk is off")
     return forward, backward
 
 
@@ -99,6 +102,61 @@ def test_a_check_goes_on_where_its_file_ends_and_tries_failures_again(
     assert judged[0] == "ring"
     assert sorted(judged[1:]) == ["ring", "ulysses"]
     assert result(capsys)["passed"] == 4  # those of this grid only
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": "well"}, "status ('well') must be one of passed, failed, refused"),
+        ({"max_rel_error": {"out": float("nan")}}, "max_rel_error.out (nan) must be a number"),
+        ({"tolerances": {"out": 0}}, "tolerances.out (0) must be a number from"),
+        ({"tolerances": {}}, "tolerances lack dk, dq, dv, lse, out"),
+        ({"strategy": "ri\x1bng"}, "must be a text of printable characters"),
+        ({"cp": 0}, "cp (0) must be a whole number"),
+        ({"schema_version": 9}, "has schema_version 9"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_set_aside_and_its_cell_judged_again(
+    change: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "records.jsonl"
+    words = [*SMALL, "--strategies", "ring", "-o", str(file), "--json"]
+    assert cli.main(words) == 0
+    first = result(capsys)
+    *kept, last = map(json.loads, file.read_text().splitlines())
+    file.write_text("".join(json.dumps(line) + "\n" for line in (*kept, {**last, **change})))
+    judged = []
+    monkeypatch.setattr(run, "check", lambda config: judged.append(config) or check(config))
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == first
+    assert len(judged) == 1
+    assert said in " ".join(err.split())
+    assert "\x1b" not in err
+
+
+def test_a_result_that_is_not_finite_fails_and_its_error_is_null(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infinite(config: Config) -> tuple[Cell, Cell]:
+        forward, backward = check(config)
+        error = dict.fromkeys(forward.max_rel_error, math.inf)
+        failed = replace(forward, status=Outcome.FAILED, reason="out is off", max_rel_error=error)
+        return failed, backward
+
+    monkeypatch.setattr(run, "check", infinite)
+    for words in (["--json"], ["--json", "-o", str(tmp_path / "records.jsonl")]):
+        assert cli.main([*SMALL, *words]) == 1
+        text = capsys.readouterr().out
+        assert "Infinity" not in text
+        errors = [cell["max_rel_error"] for cell in json.loads(text)["cells"]]
+        assert errors.count({"out": None, "lse": None}) == 2
+    assert cli.main(SMALL) == 1
+    assert "inf" in capsys.readouterr().out
 
 
 def test_a_file_that_another_check_writes_is_refused(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from harness.commands import compare
-from harness.records.cell import Status, record
+from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
-from harness.records.store import Record, ResultFolder
+from harness.records.store import FILE, ResultFile
+from tests.harness.made import record
 
 CONFIG = Config(
     strategy="ring",
@@ -35,7 +36,7 @@ def call(*words: str) -> int:
 
 
 def write(folder: Path, time_s: float, **values: object) -> Path:
-    entry: Record = record(
+    entry: CellRecord = record(
         CONFIG,
         Status.OK,
         {"python": "3.12"},
@@ -43,8 +44,8 @@ def write(folder: Path, time_s: float, **values: object) -> Path:
         samples_s=[time_s] * 20,
         **values,
     )
-    with ResultFolder(folder) as results:
-        results.append(entry)
+    with ResultFile(folder / FILE) as results:
+        results.append(entry.as_json())
     return folder
 
 
@@ -96,8 +97,8 @@ def test_a_cell_that_is_new_is_no_failure_and_one_that_is_gone_is(tmp_path: Path
     one = write(tmp_path / "a", 1.0)
     two = write(tmp_path / "b", 1.0)
     other = replace(CONFIG, seqlen_q=65, seqlen_kv=65)
-    with ResultFolder(two) as results:
-        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20))
+    with ResultFile(two / FILE) as results:
+        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20).as_json())
     assert call(str(one), str(two)) == 0
     assert call(str(two), str(one)) == 1
 
@@ -141,12 +142,12 @@ def test_scatter_that_raises_the_threshold_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, sign in (("a", 1), ("b", -1)):
-        with ResultFolder(tmp_path / name) as results:
+        with ResultFile(tmp_path / name / FILE) as results:
             for number in range(8):
                 time_s = 1.25 ** (sign * (-1) ** number)
                 config = replace(CONFIG, seqlen_q=64 + number, seqlen_kv=64 + number)
                 results.append(
-                    record(config, Status.OK, {}, time_s=time_s, samples_s=[time_s] * 20)
+                    record(config, Status.OK, {}, time_s=time_s, samples_s=[time_s] * 20).as_json()
                 )
     assert call(str(tmp_path / "a"), str(tmp_path / "b")) == 0
     printed = capsys.readouterr().out
@@ -159,8 +160,8 @@ def test_scatter_that_raises_the_threshold_is_told(
 def test_sets_that_share_no_cell_are_a_wrong_call(tmp_path: Path) -> None:
     one = write(tmp_path / "a", 1.0)
     other = replace(CONFIG, seqlen_q=65, seqlen_kv=65)
-    with ResultFolder(tmp_path / "b") as results:
-        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20))
+    with ResultFile(tmp_path / "b" / FILE) as results:
+        results.append(record(other, Status.OK, {}, time_s=1.0, samples_s=[1.0] * 20).as_json())
     with pytest.raises(ValueError, match=r"no cell of .*a is in .*b"):
         call(str(one), str(tmp_path / "b"))
 
@@ -175,9 +176,11 @@ def test_other_machines_and_too_few_samples_are_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, python in (("a", "3.12"), ("b", "3.13")):
-        with ResultFolder(tmp_path / name) as results:
+        with ResultFile(tmp_path / name / FILE) as results:
             facts = {"python": python}
-            results.append(record(CONFIG, Status.OK, facts, time_s=1.0, samples_s=[1.0] * 4))
+            results.append(
+                record(CONFIG, Status.OK, facts, time_s=1.0, samples_s=[1.0] * 4).as_json()
+            )
     assert call(str(tmp_path / "a"), str(tmp_path / "b")) == 0
     printed = capsys.readouterr().out
     assert "note: python was 3.12, is 3.13" in printed
@@ -199,8 +202,8 @@ def test_cells_that_one_set_alone_has_are_counted(
         for cp in range(1, 10)
     ]
     for folder, own in ((many, records), (few, records[:1])):
-        with ResultFolder(folder) as results:
-            results.append(*own)
+        with ResultFile(folder / FILE) as results:
+            results.append(*(each.as_json() for each in own))
     assert call(str(many), str(few)) == 1
     text = capsys.readouterr().out
     assert text.count("missing ring") == 5

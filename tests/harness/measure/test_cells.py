@@ -1,6 +1,6 @@
 """Sweeps: every cell becomes one record, whatever happens to it or to the sweep."""
 
-import json
+import math
 import os
 import random
 import signal
@@ -12,19 +12,24 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from harness import cli
+from harness.base.json_fields import json_text
 from harness.measure import cell as measured_cell
 from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
 from harness.plan.problem import Dtype
 from harness.ranks.team import Failure, WorkerError
-from harness.records.cell import Status
+from harness.records.cell import Status, from_json
 from harness.records.config import Config, Where
-from harness.records.store import Record, ResultFolder, read_records
+from harness.records.legible import ResultFolder
+from harness.records.store import FILE, ResultFile, read_records
+from harness.report.format import worst_error
 from harness.sweep import simulate_cells
 from tests.harness import sweeps
+from tests.harness.made import record
 
 CELL = Config(
     strategy="ring",
@@ -62,22 +67,22 @@ class Broken:
 def test_a_measured_cell_has_times_errors_bytes_and_memory() -> None:
     zigzag = replace(CELL, strategy="zigzag")
     ring, other = measure_cells([CELL, zigzag], FEW)
-    for record in (ring, other):
-        assert (record["status"], record["source"]) == (Status.OK, "measured")
-        assert len(record["samples_s"]) == 3
-        assert 0 < record["p20_s"] <= record["time_s"] <= record["p80_s"]
-        assert 0 < record["max_rel_error"]["out"] < 1e-12
-        assert record["bytes_sent_per_rank"] > 0
-        assert record["peak_bytes"] > 0
-    assert ring["plan_hash"] != other["plan_hash"]
-    json.dumps([ring, other], allow_nan=False)
+    for entry in (ring, other):
+        assert (entry.status, entry.source) == (Status.OK, "measured")
+        assert len(entry.samples_s) == 3
+        assert 0 < entry.p20_s <= entry.time_s <= entry.p80_s
+        assert 0 < entry.max_rel_error["out"] < 1e-12
+        assert entry.bytes_sent_per_rank > 0
+        assert entry.peak_bytes > 0
+    assert ring.plan_hash != other.plan_hash
+    json_text([ring.as_json(), other.as_json()])
 
 
 def test_a_refused_cell_is_illegal_with_the_reason_and_the_next_one_runs() -> None:
     few_heads = replace(CELL, strategy="ulysses", heads_q=1, heads_kv=1)
     refused, ran = measure_cells([few_heads, CELL], FEW)
-    assert (refused["status"], ran["status"]) == (Status.ILLEGAL, Status.OK)
-    assert "heads" in str(refused["reason"])
+    assert (refused.status, ran.status) == (Status.ILLEGAL, Status.OK)
+    assert "heads" in refused.reason
 
 
 @pytest.mark.parametrize(
@@ -94,11 +99,11 @@ def test_a_failed_cell_keeps_reason_and_traceback_and_the_next_gets_a_new_crew(
     failure = WorkerError(kind, 1, "went wrong", "Traceback: in the worker")
     crews = iter([Broken([failure]), Broken([measured_cell.Refusal("second")])])
     first, second = measure_cells([CELL, replace(CELL, batch=3)], FEW, Crews(lambda _: next(crews)))
-    assert first["status"] == status
-    assert first["reason"] == "rank 1: went wrong"
-    assert first["traceback"] == "Traceback: in the worker"
-    assert first["time_s"] is None
-    assert second["reason"] == "second"
+    assert first.status == status
+    assert first.reason == "rank 1: went wrong"
+    assert first.traceback == "Traceback: in the worker"
+    assert first.time_s is None
+    assert second.reason == "second"
 
 
 def test_ranks_that_do_not_start_fail_their_cells_once_and_other_degrees_run() -> None:
@@ -113,13 +118,13 @@ def test_ranks_that_do_not_start_fail_their_cells_once_and_other_degrees_run() -
     cells = [CELL, replace(CELL, batch=3), replace(CELL, cp=3)]
     records = list(measure_cells(cells, FEW, Crews(start)))
     assert starts == [2, 3]
-    assert [r["reason"] for r in records[:2]] == ["2 ranks did not start: rank 0: no answer"] * 2
-    assert records[2]["reason"] == "ran"
+    assert [r.reason for r in records[:2]] == ["2 ranks did not start: rank 0: no answer"] * 2
+    assert records[2].reason == "ran"
 
 
 def test_degrees_that_cannot_run_here_are_skipped_with_the_reason() -> None:
-    (record,) = measure_cells([replace(CELL, cp=7)], FEW, Crews(lambda _: Broken([]), most=4))
-    assert (record["status"], record["reason"]) == (
+    (found,) = measure_cells([replace(CELL, cp=7)], FEW, Crews(lambda _: Broken([]), most=4))
+    assert (found.status, found.reason) == (
         Status.SKIPPED,
         "7 ranks are more than the 4 that can run here",
     )
@@ -127,18 +132,37 @@ def test_degrees_that_cannot_run_here_are_skipped_with_the_reason() -> None:
 
 def test_a_wrong_result_is_an_error_that_says_how_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_cell, "limit", lambda *_, **__: 0.0)
-    (record,) = measure_cells([CELL], FEW)
-    assert record["status"] == Status.ERROR
-    assert "the result is off" in str(record["reason"])
-    assert record["max_rel_error"]["out"] > 0
+    (found,) = measure_cells([CELL], FEW)
+    assert found.status == Status.ERROR
+    assert "the result is off" in found.reason
+    assert found.max_rel_error["out"] > 0
+
+
+def test_a_result_that_is_not_finite_is_an_error_with_the_reason_and_the_next_cell_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the record held an infinity, which ended the whole sweep."""
+    lone = replace(CELL, cp=1)
+    out = torch.full((1, 6, 29, 8), math.nan, dtype=torch.float64)
+    monkeypatch.setattr(measured_cell, "collect", lambda *_: out)
+    crew = Broken([RankSample((0.5, 0.25), 0.1, 0, "", {}), measured_cell.Refusal("second")])
+    found, second = measure_cells([lone, replace(lone, batch=2)], FEW, Crews(lambda _: crew))
+    assert (found.status, found.max_rel_error) == (Status.ERROR, {"out": None})
+    assert found.reason == "the result is off: out is not finite"
+    assert second.reason == "second"
+    with ResultFolder(tmp_path, from_json) as results:
+        results.append(found)
+    with ResultFolder(tmp_path, from_json) as results:
+        assert results.records == [found]
+    assert worst_error(found) == "not finite"
 
 
 def test_bytes_that_differ_from_the_plan_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_cell, "planned_traffic", lambda _: ({0: 7}, {}))
-    (record,) = measure_cells([CELL], FEW)
-    assert record["status"] == Status.ERROR
-    assert "the plan says (7, 0)" in str(record["reason"]), record
-    assert "Traceback" in str(record["traceback"])
+    (found,) = measure_cells([CELL], FEW)
+    assert found.status == Status.ERROR
+    assert "the plan says (7, 0)" in found.reason, found
+    assert "Traceback" in found.traceback
 
 
 def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
@@ -147,10 +171,10 @@ def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
     assert measured_cell.oracle_bytes(CELL) == size
     ranks = [RankSample((0.5, 0.25), 0.1, 0, "", {}) for _ in range(1)]
     lone = replace(CELL, cp=1, seqlen_q=2**13, seqlen_kv=2**13)
-    (record,) = measure_cells([lone], limits, Crews(lambda _: Broken(ranks)))
-    assert record["status"] == Status.OK
-    assert record["max_rel_error"] is None
-    assert "not judged" in str(record["reason"])
+    (found,) = measure_cells([lone], limits, Crews(lambda _: Broken(ranks)))
+    assert found.status == Status.OK
+    assert found.max_rel_error is None
+    assert "not judged" in found.reason
 
 
 def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
@@ -161,26 +185,25 @@ def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
 
     cell = replace(CELL, transport=Where.SIMULATED, cluster="h100-1x8")
     monkeypatch.setattr(simulate_cells, "ledger", fail)
-    (record,) = simulate_cells.simulate_cells([cell], jobs=1)
-    assert (record["status"], record["reason"]) == (
+    (found,) = simulate_cells.simulate_cells([cell], jobs=1)
+    assert (found.status, found.reason) == (
         Status.ERROR,
         "internal error, ZeroDivisionError: no bandwidth",
     )
-    assert "in fail" in str(record["traceback"])
+    assert "in fail" in found.traceback
 
 
 def test_more_ranks_than_the_cluster_has_are_illegal_with_the_reason() -> None:
     cell = replace(CELL, cp=9, transport=Where.SIMULATED, cluster="h100-1x8")
-    (record,) = simulate_cells.simulate_cells([cell], jobs=1)
-    assert record["status"] == Status.ILLEGAL
-    assert "9" in str(record["reason"])
+    (found,) = simulate_cells.simulate_cells([cell], jobs=1)
+    assert found.status == Status.ILLEGAL
+    assert "9" in found.reason
 
 
 def test_resuming_skips_what_is_done_and_retries_what_failed() -> None:
     cells = [replace(CELL, batch=b) for b in range(1, 8)]
     records = [
-        {"config_hash": cell.hash, "status": status.value}
-        for cell, status in zip(cells, Status, strict=False)
+        record(cell, status, {}, time_s=1.0) for cell, status in zip(cells, Status, strict=False)
     ]
     left = pending(cells, records)
     again = {Status.OOM, Status.TIMEOUT, Status.ERROR, Status.SKIPPED}
@@ -193,8 +216,8 @@ def test_resuming_skips_what_is_done_and_retries_what_failed() -> None:
 
 def test_the_newest_record_of_a_cell_counts() -> None:
     other = replace(CELL, batch=3)
-    old, new = ({"config_hash": CELL.hash, "status": s} for s in ("error", "ok"))
-    third: Record = {"config_hash": other.hash, "status": "ok"}
+    old, new = (record(CELL, status, {}, time_s=1.0) for status in (Status.ERROR, Status.OK))
+    third = record(other, Status.OK, {}, time_s=1.0)
     assert sweep.in_order([other, CELL], [old, third, new]) == [third, new]
 
 
@@ -298,7 +321,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_done_and_leave_no_process(
 def test_a_second_sweep_into_a_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ResultFolder(tmp_path):
+    with ResultFile(tmp_path / FILE):
         assert cli.main(["sweep", *sweeps.SIMULATED, "-o", str(tmp_path), "--resume"]) == 1
     assert "another run" in capsys.readouterr().err
     assert read_records(tmp_path) == []

@@ -232,10 +232,10 @@ def test_a_sweep_puts_peers_and_ours_into_one_table() -> None:
         for text in ("ring", name)
     ]
     for ours, theirs in zip(*[measure_cells(configs, FEW)] * 2, strict=True):
-        assert (ours["status"], theirs["status"]) == (Status.OK, Status.OK), theirs["reason"]
+        assert (ours.status, theirs.status) == (Status.OK, Status.OK), theirs.reason
         assert ours.keys() == theirs.keys()
-        assert theirs["max_rel_error"].keys() == ours["max_rel_error"].keys()
-        assert (theirs["plan_hash"], theirs["bytes_sent_per_rank"]) == (None, None)
+        assert theirs.max_rel_error.keys() == ours.max_rel_error.keys()
+        assert (theirs.plan_hash, theirs.bytes_sent_per_rank) == (None, None)
 
 
 def torch_context_parallel(member: Member) -> str:
@@ -302,8 +302,8 @@ def test_a_broken_peer_is_an_error_and_the_sweep_goes_on(
     fake(tmp_path, monkeypatch, body)
     configs = [replace(CELL, strategy=name) for name in ("peer:yunchang/ulysses", "zigzag")]
     broken, ours = measure_cells(configs, FEW)
-    assert (broken["status"], ours["status"]) == (Status.ERROR, Status.OK)
-    assert told in str(broken["reason"])
+    assert (broken.status, ours.status) == (Status.ERROR, Status.OK)
+    assert told in broken.reason
 
 
 def test_check_says_that_the_fault_is_the_peers(
@@ -321,8 +321,8 @@ def test_an_absent_peer_is_skipped_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda _: None)
     absent, ours = measure_cells([CELL, replace(CELL, strategy="ring")], FEW)
-    assert (absent["status"], ours["status"]) == (Status.SKIPPED, Status.OK)
-    assert "pip install --no-deps ring-flash-attn==" in str(absent["reason"])
+    assert (absent.status, ours.status) == (Status.SKIPPED, Status.OK)
+    assert "pip install --no-deps ring-flash-attn==" in absent.reason
     ((forward, backward),) = check_peers([CELL])
     assert forward.status.value == backward.status.value == "refused"
 

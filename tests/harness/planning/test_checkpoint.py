@@ -232,8 +232,8 @@ def test_what_is_done_again_takes_time_and_is_no_work(cluster: str) -> None:
             cluster=cluster,
         )
         record = simulate_cell(cell, {})
-        assert record["status"] == "ok", record["reason"]
-        time, rate = record["time_s"], record["tflops_per_gpu"]
+        assert record.status == "ok", record.reason
+        time, rate = record.time_s, record.tflops_per_gpu
         assert isinstance(time, float)
         assert isinstance(rate, float)
         return time, time * rate

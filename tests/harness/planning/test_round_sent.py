@@ -167,8 +167,8 @@ def test_the_simulator_sees_fewer_bytes(cluster: str) -> None:
             cluster=cluster,
         )
         record = simulate_cell(cell, {})
-        assert record["status"] == "ok", record["reason"]
-        times.append((record["time_s"], record["bytes_sent_per_rank"]))
+        assert record.status == "ok", record.reason
+        times.append((record.time_s, record.bytes_sent_per_rank))
     assert times[1][1] < times[0][1]
     assert times[1][0] < 0.9 * times[0][0]
 

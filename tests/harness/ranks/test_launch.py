@@ -11,8 +11,9 @@ import pytest
 from torch.distributed import HashStore
 
 from harness import cli
+from harness.base.json_fields import JsonObject
 from harness.ranks import launch
-from harness.records.store import Record, read_records
+from harness.records.store import read_records
 
 ROOT = Path(__file__).parents[3]
 SWEEP = (
@@ -36,7 +37,7 @@ def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def timeless(entry: Record) -> dict[str, Any]:
+def timeless(entry: JsonObject) -> dict[str, Any]:
     """A record without what a clock or the launcher's own variables put into it."""
     rest = {name: value for name, value in entry.items() if name not in (*TIMED, "recorded_at")}
     environment = rest["environment"]

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import MeasurementError
-from harness.records.store import FILE, ResultFile, ResultFolder, read_records
+from harness.records.store import FILE, ResultFile, read_records
 from tests.harness.ranks.test_team import ROOT
 
 ONE, TWO = {"config_hash": "a", "n": 1}, {"config_hash": "b", "n": 2}
 
 
 def written(folder: Path, *records: dict[str, object]) -> Path:
-    with ResultFolder(folder) as results:
+    with ResultFile(folder / FILE) as results:
         for record in records:
             results.append(record)
     return folder / FILE
@@ -49,8 +49,8 @@ def test_a_torn_last_line_is_cut_off_wherever_it_is_torn(tmp_path: Path, kept: i
     assert len(whole) - first > kept
     path.write_bytes(whole[: first + kept])
     assert read_records(tmp_path) == [ONE]
-    with ResultFolder(tmp_path) as results:
-        assert results.records == [ONE]
+    with ResultFile(tmp_path / FILE) as results:
+        assert list(results.scan()) == [ONE]
         results.append(TWO)
     assert path.read_bytes() == whole
 
@@ -58,7 +58,7 @@ def test_a_torn_last_line_is_cut_off_wherever_it_is_torn(tmp_path: Path, kept: i
 def test_a_whole_last_line_without_its_end_is_torn_too(tmp_path: Path) -> None:
     path = written(tmp_path, ONE, TWO)
     path.write_bytes(path.read_bytes()[:-1])
-    with ResultFolder(tmp_path) as results:
+    with ResultFile(tmp_path / FILE) as results:
         results.append(TWO)
     assert read_records(tmp_path) == [ONE, TWO]
 
@@ -70,15 +70,15 @@ def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: b
     broken = lines[0] + damage + lines[1]
     path.write_bytes(broken)
     with pytest.raises(ValueError, match="line 2 is no JSON record; remove that line"):
-        ResultFolder(tmp_path)
+        ResultFile(tmp_path / FILE)
     assert path.read_bytes() == broken
     path.unlink()
     written(tmp_path, ONE)  # the refusal did not keep the folder locked
 
 
 def test_a_second_writer_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
-    with ResultFolder(tmp_path), pytest.raises(MeasurementError, match="another run; wait"):
-        ResultFolder(tmp_path)
+    with ResultFile(tmp_path / FILE), pytest.raises(MeasurementError, match="another run; wait"):
+        ResultFile(tmp_path / FILE)
     written(tmp_path, ONE)
 
 
@@ -86,8 +86,8 @@ def test_a_writer_that_was_killed_locks_nobody_out(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from harness.records.store import ResultFolder\n"
-        "ResultFolder(Path(sys.argv[1])).append({'config_hash': 'a', 'n': 1})\n"
+        "from harness.records.store import ResultFile\n"
+        "ResultFile(Path(sys.argv[1]) / 'records.jsonl').append({'config_hash': 'a', 'n': 1})\n"
         "os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -97,7 +97,7 @@ def test_a_writer_that_was_killed_locks_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_and_leaves_a_valid_file(tmp_path: Path) -> None:
-    with ResultFolder(tmp_path) as results:
+    with ResultFile(tmp_path / FILE) as results:
         results.append(ONE)
         size = (tmp_path / FILE).stat().st_size
         with (
@@ -106,7 +106,7 @@ def test_a_full_disk_is_named_and_leaves_a_valid_file(tmp_path: Path) -> None:
         ):
             results.append(TWO)
         assert (tmp_path / FILE).stat().st_size == size
-        assert results.records == [ONE]
+        assert list(results.scan()) == [ONE]
         results.append(TWO)
     assert read_records(tmp_path) == [ONE, TWO]
 
@@ -122,7 +122,7 @@ def test_several_records_are_written_together_or_not_at_all(tmp_path: Path) -> N
 
 
 def test_a_number_that_is_none_is_refused_before_it_is_written(tmp_path: Path) -> None:
-    with ResultFolder(tmp_path) as results:
+    with ResultFile(tmp_path / FILE) as results:
         with pytest.raises(ValueError, match="not JSON compliant"):
             results.append({"time_s": float("nan")})
         assert (tmp_path / FILE).stat().st_size == 0
@@ -131,7 +131,7 @@ def test_a_number_that_is_none_is_refused_before_it_is_written(tmp_path: Path) -
 @pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x"])
 def test_a_place_that_cannot_be_written_is_named(place: str) -> None:
     with pytest.raises(ValueError, match=f"results .{place}.*cannot be written"):
-        ResultFolder(Path(place))
+        ResultFile(Path(place))
 
 
 @pytest.mark.parametrize("opened", [ResultFile, read_records])
@@ -150,6 +150,6 @@ def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     written(tmp_path, ONE)
-    with ResultFolder(tmp_path), pytest.raises(MeasurementError):
-        ResultFolder(tmp_path)
+    with ResultFile(tmp_path / FILE), pytest.raises(MeasurementError):
+        ResultFile(tmp_path / FILE)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -5,10 +5,10 @@ from io import StringIO
 from rich.console import Console
 
 from harness.plan.problem import Direction
-from harness.records.cell import Status, record
+from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
-from harness.records.store import Record
 from harness.report.best import best_of, best_tables
+from tests.harness.made import record
 
 
 def cell(
@@ -22,7 +22,7 @@ def cell(
     where: Where = Where.GLOO,
     status: Status = Status.OK,
     **values: object,
-) -> Record:
+) -> CellRecord:
     simulated = where is Where.SIMULATED
     config = Config(
         strategy=strategy,
@@ -47,7 +47,7 @@ def cell(
 F, B = Direction.FORWARD, Direction.BACKWARD
 
 
-def lines(records: list[Record], width: int = 80) -> list[str]:
+def lines(records: list[CellRecord], width: int = 80) -> list[str]:
     out = StringIO()
     console = Console(file=out, width=width)
     for title, table in best_tables(records, width):
@@ -94,7 +94,7 @@ def test_what_is_within_the_spread_of_the_fastest_is_counted() -> None:
 
 
 def test_what_differs_by_no_more_than_rows_of_one_plan_is_counted() -> None:
-    def both(name: str, forward_s: float, backward_s: float, work: str) -> list[Record]:
+    def both(name: str, forward_s: float, backward_s: float, work: str) -> list[CellRecord]:
         times = ((F, forward_s), (B, backward_s))
         return [cell(name, way, time_s, work_hash=f"{work} {way}") for way, time_s in times]
 
@@ -194,8 +194,8 @@ def test_measured_times_are_judged_by_their_spread_alone() -> None:
 
 
 def test_the_error_of_an_extrapolated_time_is_unknown_and_the_worst_known_error_decides() -> None:
-    def one(name: str, time_s: float, error: float, *, inside: bool) -> list[Record]:
-        values = {"expected_error": error, "inside_range": inside}
+    def one(name: str, time_s: float, error: float, *, inside: bool) -> list[CellRecord]:
+        values = {"expected_error": error if inside else None, "inside_range": inside}
         return [cell(name, F, time_s, where=Where.SIMULATED, **values)]
 
     found = best_of([one("ring", 1.0, 0.02, inside=False), one("zigzag", 1.09, 0.02, inside=True)])

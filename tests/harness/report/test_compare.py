@@ -1,6 +1,5 @@
 """Comparing result sets: what counts as a change, on made-up noise and on real sweeps."""
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,10 +9,10 @@ import pytest
 
 from harness.measure.cells import Limits, measure_cells
 from harness.plan.problem import Direction
-from harness.records.cell import Status, record
+from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
-from harness.records.store import Record
 from harness.report.compare import Kind, compare
+from tests.harness.made import changed, record
 
 NOISE = 0.04  # relative, of a sample
 STRATEGIES = ("ring", "zigzag", "stripe", "ulysses", "usp", "allgather")
@@ -39,7 +38,7 @@ def cells(strategies: Sequence[str] = STRATEGIES) -> list[Config]:
     ]
 
 
-def entry(config: Config, samples: Sequence[float], **values: object) -> Record:
+def entry(config: Config, samples: Sequence[float], **values: object) -> CellRecord:
     given: dict[str, object] = {
         "plan_hash": "aa",
         "bytes_sent_per_rank": 100,
@@ -56,7 +55,7 @@ def entry(config: Config, samples: Sequence[float], **values: object) -> Record:
     )
 
 
-def noisy(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[Record]:
+def noisy(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[CellRecord]:
     """A sweep of 24 cells, each with its own speed, 20 samples, and now and then a stray one."""
     noise = random.Random(seed)
     found = []
@@ -106,11 +105,12 @@ def test_fewer_than_5_samples_are_not_judged(count: int, judged: bool) -> None:
     assert len(found.not_judged) == (not judged)
 
 
-def test_an_error_that_is_no_number_has_grown() -> None:
+def test_an_error_of_a_result_that_is_not_finite_has_grown() -> None:
     samples = [1.0] * 20
-    new = entry(CONFIG, samples, max_rel_error={"out": math.nan})
+    new = entry(CONFIG, samples, max_rel_error={"out": None})
     (change,) = compare([entry(CONFIG, samples)], [new]).changes
-    assert (change.kind, change.worse) == (Kind.ERROR, True)
+    assert (change.kind, change.worse, change.after) == (Kind.ERROR, True, None)
+    assert compare([new], [new]).changes == ()
 
 
 def test_what_failed_before_and_fails_otherwise_is_no_worse() -> None:
@@ -128,7 +128,7 @@ def test_a_change_names_its_cell_and_the_bands_in_seconds() -> None:
     assert change.detail == "1 to 1 s before, 1.5 to 1.5 s after"
 
 
-def restless(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[Record]:
+def restless(seed: int, slow: Callable[[Config], float] = lambda _: 1.0) -> list[CellRecord]:
     """As `noisy`, on a machine that other work slows for whole cells at a time."""
     load = random.Random(-seed)
     factors = {config: load.lognormvariate(0, 0.3) for config in cells()}
@@ -148,8 +148,8 @@ def test_a_restless_machine_raises_the_threshold() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_strategy_slowed_as_a_whole_adds_nothing_to_the_scatter(seed: int) -> None:
-    def two(records: list[Record]) -> list[Record]:
-        return [entry for entry in records if entry["strategy"] in ("ring", "usp")]
+    def two(records: list[CellRecord]) -> list[CellRecord]:
+        return [entry for entry in records if entry.config.strategy in ("ring", "usp")]
 
     slowed = two(noisy(1000 + seed, lambda config: 1.2 if config.strategy == "usp" else 1.0))
     found = compare(two(noisy(seed)), slowed)
@@ -160,13 +160,13 @@ def test_a_strategy_slowed_as_a_whole_adds_nothing_to_the_scatter(seed: int) -> 
 
 
 def test_few_cells_tell_nothing_of_the_scatter() -> None:
-    def first(count: int) -> list[list[Record]]:
+    def first(count: int) -> list[list[CellRecord]]:
         return [noisy(seed)[:count] for seed in (1, 2)]
 
     assert compare(*first(7)).scatter is None
     assert compare(*first(8)).scatter is not None
     # Twelve cells, but two of each strategy: they cannot tell their own change from the scatter.
-    pairs = [[entry for entry in noisy(seed) if entry["cp"] == 2] for seed in (1, 2)]
+    pairs = [[entry for entry in noisy(seed) if entry.config.cp == 2] for seed in (1, 2)]
     assert compare(*pairs).scatter is None
 
 
@@ -206,7 +206,7 @@ def test_few_samples_must_be_wholly_apart_and_very_few_are_not_judged() -> None:
 def test_simulated_times_have_no_spread() -> None:
     config = replace(CONFIG, transport=Where.SIMULATED, cluster="h100-1x8")
     one, same, other = (
-        [{**entry(config, [1.0]), "time_s": time_s, "samples_s": []}]
+        [changed(entry(config, [1.0]), time_s=time_s, samples_s=[])]
         for time_s in (1.0, 1.0 + 1e-12, 1.001)
     )
 
@@ -238,12 +238,12 @@ def test_exact_figures_that_differ_are_changes(name: str, value: object) -> None
     one, other = entry(CONFIG, [1.0] * 20), entry(CONFIG, [1.0] * 20, **{name: value})
     (change,) = compare([one], [other]).changes
 
-    assert (change.kind, change.before, change.after) == (Kind(name), one[name], value)
+    assert (change.kind, change.before, change.after) == (Kind(name), getattr(one, name), value)
     assert change.ratio is None
 
 
 def test_an_error_grew_if_it_more_than_doubled() -> None:
-    def with_errors(**errors: float) -> list[Record]:
+    def with_errors(**errors: float) -> list[CellRecord]:
         return [entry(CONFIG, [1.0] * 20, max_rel_error=errors)]
 
     before = with_errors(dq=1e-7, dk=1e-7, dv=0.0)
@@ -264,11 +264,24 @@ def test_the_last_record_of_a_cell_counts() -> None:
 
 def test_other_machines_and_versions_are_told_but_no_change() -> None:
     one = entry(CONFIG, [1.0] * 20)
-    other = {**one, "environment": {"python": "3.12", "packages": {"torch": "3", "numpy": "1"}}}
+    other = changed(one, environment={"python": "3.12", "packages": {"torch": "3", "numpy": "1"}})
     found = compare([one], [other])
 
     assert found.changes == ()
     assert found.environment == {"torch": ("2", "3"), "numpy": (None, "1")}
+
+
+def test_facts_of_an_environment_may_be_of_any_kind() -> None:
+    one = entry(CONFIG, [1.0] * 20)
+    other = changed(one, environment={"python": None, "packages": 7, "variables": {"A": True}})
+    found = compare([one], [other]).environment
+    assert found == {"python": ("3.12", None), "torch": ("2", None), "A": (None, True)}
+
+
+def test_a_ratio_that_no_number_holds_is_none() -> None:
+    before, after = (entry(CONFIG, [1.0] * 20, max_rel_error={"dq": x}) for x in (5e-324, 1.0))
+    (change,) = compare([before], [after]).changes
+    assert (change.kind, change.ratio) == (Kind.ERROR, None)
 
 
 def test_an_empty_set_or_a_threshold_of_nothing_is_refused() -> None:
@@ -286,21 +299,20 @@ def test_real_sweeps_differ_in_nothing_but_time_and_a_slowed_strategy_shows() ->
     ]
     both = list(measure_cells([*configs, *configs], Limits(warmup=2)))  # one team for both
     first, second = both[:4], both[4:]
-    assert [entry["status"] for entry in first] == ["ok"] * 4
+    assert [entry.status for entry in first] == ["ok"] * 4
     # What the machine did meanwhile is not the test's business; a factor of ten would be.
     assert {c.kind for c in compare(first, second).changes} <= {Kind.SLOWER, Kind.FASTER}
     assert compare(first, second, threshold=9).changes == ()
 
-    def slowed(record: Record) -> Record:
-        if record["strategy"] != "ulysses":
+    def slowed(record: CellRecord) -> CellRecord:
+        if record.config.strategy != "ulysses":
             return record
-        samples, low, high = (record[name] for name in ("samples_s", "p20_s", "p80_s"))
-        assert isinstance(samples, list)
-        assert isinstance(low, float)
-        assert isinstance(high, float)
+        samples, low, high = record.samples_s, record.p20_s, record.p80_s
+        assert low is not None
+        assert high is not None
         factor = 1.01 * max(1.2, high / low)  # out of the band, however noisy the machine is
         times = [factor * sample for sample in samples]
-        return {**record, "samples_s": times, "time_s": statistics.median(times)}
+        return changed(record, samples_s=times, time_s=statistics.median(times))
 
     found = compare(first, [slowed(record) for record in first])
     assert {(c.strategy, c.kind) for c in found.changes} == {("ulysses", Kind.SLOWER)}

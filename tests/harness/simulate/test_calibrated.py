@@ -108,22 +108,22 @@ def test_a_plan_of_one_length_gives_the_times_and_bytes_of_longer_ones(
     small = planned_at(cell)
     assert small.seqlen_q == 8192
     record = simulate_cell(cell, {}, folder=tmp_path)
-    assert (record["status"], record["planned_tokens"]) == (Status.OK, 8192)
+    assert (record.status, record.planned_tokens) == (Status.OK, 8192)
     large = structure(program(cell), H800, eager=False)
     for key in ("peak_bytes", "sent_bytes", "link_bytes"):
         name_of = {"sent_bytes": "bytes_sent_per_rank"}.get(key, key)
-        assert record[name_of] == getattr(large, key)
+        assert getattr(record, name_of) == getattr(large, key)
     time_s = pricer(cell.problem, cell.direction, H800, eager=False).seconds_of(large.shape)
-    assert record["time_s"] == pytest.approx(time_s, rel=2e-3)
-    assert record["imbalance"] == pytest.approx(large.imbalance, rel=2e-3)
+    assert record.time_s == pytest.approx(time_s, rel=2e-3)
+    assert record.imbalance == pytest.approx(large.imbalance, rel=2e-3)
     kept = list(tmp_path.rglob("*.json.z"))
     assert len(kept) == 1
     again = simulate_cell(replace(cell, seqlen_q=131072, seqlen_kv=131072), {}, folder=tmp_path)
-    assert again["plan_hash"] == record["plan_hash"]
+    assert again.plan_hash == record.plan_hash
     kept[0].write_bytes(b"torn")
     for answer in tmp_path.rglob("*.json"):
         answer.unlink()
-    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == record["time_s"]
+    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == record.time_s
 
 
 def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
@@ -137,7 +137,7 @@ def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
             "harness.sweep.simulate_cells.structure_of", None
         )  # it would be called to plan
         again = simulate_cell(cell, {}, folder=tmp_path)
-        assert {**again, "recorded_at": None} == {**first, "recorded_at": None}
+        assert replace(again, recorded_at="then") == replace(first, recorded_at="then")
         machine = cluster("h800")
         slower = replace(machine.gpu, memory_bytes=machine.gpu.memory_bytes - 1)
         patch.setattr(
@@ -145,7 +145,7 @@ def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
         )
         assert simulate_cell(cell, {}, folder=tmp_path)["status"] == Status.ERROR
     answer.write_bytes(answer.read_bytes()[:-7])
-    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == first["time_s"]
+    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == first.time_s
 
 
 @pytest.mark.parametrize("tokens", [2048, 4096])
@@ -157,14 +157,14 @@ def test_a_plan_of_one_length_gives_the_times_and_bytes_of_shorter_ones(
     cell = replace(cell, seqlen_q=tokens, seqlen_kv=tokens)
     assert planned_at(cell).seqlen_q == 8192
     record = simulate_cell(cell, {}, folder=tmp_path)
-    assert (record["status"], record["planned_tokens"]) == (Status.OK, 8192)
+    assert (record.status, record.planned_tokens) == (Status.OK, 8192)
     exact = structure(program(cell), H800, eager=False)
-    assert record["peak_bytes"] == exact.peak_bytes
-    assert record["peak_bytes_algorithm"] == exact.peak_bytes_algorithm
-    assert record["bytes_sent_per_rank"] == exact.sent_bytes
-    assert record["link_bytes"] == exact.link_bytes
+    assert record.peak_bytes == exact.peak_bytes
+    assert record.peak_bytes_algorithm == exact.peak_bytes_algorithm
+    assert record.bytes_sent_per_rank == exact.sent_bytes
+    assert record.link_bytes == exact.link_bytes
     time_s = pricer(cell.problem, cell.direction, H800, eager=False).seconds_of(exact.shape)
-    assert record["time_s"] == pytest.approx(time_s, rel=4e-3)
+    assert record.time_s == pytest.approx(time_s, rel=4e-3)
 
 
 @pytest.mark.parametrize("pattern", ["window:left=4095,right=0", "causal"])
@@ -219,14 +219,14 @@ def test_a_calibrated_cluster_says_whether_it_was_measured_there(
 
 def test_every_simulated_record_says_how_far_to_trust_it(tmp_path: Path) -> None:
     record = simulate_cell(CELL, {}, folder=tmp_path)
-    assert record["calibration_id"] == H800.id
-    assert record["inside_range"] is True
+    assert record.calibration_id == H800.id
+    assert record.inside_range is True
     known = H800.errors["graph_one_node_backward"]
-    assert record["expected_error"] == known
-    assert f"{known:.0%}" in str(record["calibration"])
+    assert record.expected_error == known
+    assert f"{known:.0%}" in record.calibration
     datasheet = simulate_cell(replace(CELL, cluster="h100-8x8"), {}, folder=tmp_path)
-    assert datasheet["expected_error"] is datasheet["inside_range"] is None
-    assert "not calibrated" in str(datasheet["calibration"])
+    assert datasheet.expected_error is datasheet.inside_range is None
+    assert "not calibrated" in datasheet.calibration
 
 
 def test_a_file_of_ones_own_is_a_cluster(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_file_of_ones_own_is_a_cluster(tmp_path: Path) -> None:
     assert (mine.name, mine.gpus) == ("mine", 24)
     record = simulate_cell(replace(CELL, cluster=str(path)), {}, folder=tmp_path)
     usual = simulate_cell(CELL, {}, folder=tmp_path)
-    assert record["time_s"] == usual["time_s"]
-    assert str(record["calibration_id"]).startswith("mine/")
+    assert record.time_s == usual.time_s
+    assert str(record.calibration_id).startswith("mine/")
     with pytest.raises(ValueError, match="cannot be read"):
         cluster(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match=r"h100-8x8, h100-1x8, .*calibrate"):
@@ -271,9 +271,9 @@ def test_a_plan_of_unequal_work_is_bound_by_its_busiest_rank(tmp_path: Path) -> 
     # Of a causal ring of 4 the last rank has 7 of 16 parts of the work, 1.75 times the mean.
     cell = replace(CELL, strategy="ring")
     record = simulate_cell(cell, {}, folder=tmp_path)
-    times = [record[name] for name in ("bound_s", "plan_bound_s", "time_s")]
+    times = [record.bound_s, record.plan_bound_s, record.time_s]
     assert times == sorted(times)
-    assert record["plan_bound_s"] > 1.5 * record["bound_s"]
+    assert record.plan_bound_s > 1.5 * record.bound_s
 
 
 @pytest.mark.parametrize("label", ["ring", "zigzag", "stripe"])
