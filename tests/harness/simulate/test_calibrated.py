@@ -123,7 +123,7 @@ def test_a_plan_of_one_length_gives_the_times_and_bytes_of_longer_ones(
     kept[0].write_bytes(b"torn")
     for answer in tmp_path.rglob("*.json"):
         answer.unlink()
-    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == record.time_s
+    assert simulate_cell(cell, {}, folder=tmp_path).time_s == record.time_s
 
 
 def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
@@ -143,9 +143,9 @@ def test_a_predicted_cell_is_kept_for_its_cluster_as_it_is(
         patch.setattr(
             "harness.sweep.simulate_cells.cluster", lambda _: replace(machine, gpu=slower)
         )
-        assert simulate_cell(cell, {}, folder=tmp_path)["status"] == Status.ERROR
+        assert simulate_cell(cell, {}, folder=tmp_path).status == Status.ERROR
     answer.write_bytes(answer.read_bytes()[:-7])
-    assert simulate_cell(cell, {}, folder=tmp_path)["time_s"] == first.time_s
+    assert simulate_cell(cell, {}, folder=tmp_path).time_s == first.time_s
 
 
 @pytest.mark.parametrize("tokens", [2048, 4096])
