@@ -3,11 +3,12 @@
 `make_pattern("star:blocks=8", 4096)` names a pattern; `PATTERNS` is the table of names.
 """
 
+from patterns import outside
 from patterns.geometry import Band, Block, Chunk, Relation, band_area
 from patterns.pattern import LONGEST, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
 from patterns.tables import remap_order
-from patterns.text import PATTERNS, file_of, make_pattern
+from patterns.text import PATTERNS, file_of, kind_of, make_pattern, sampled
 
 __all__ = [
     "CAUSAL",
@@ -22,8 +23,11 @@ __all__ = [
     "Relation",
     "band_area",
     "file_of",
+    "kind_of",
     "make_pattern",
+    "outside",
     "refine",
     "remap_order",
+    "sampled",
     "simplify",
 ]

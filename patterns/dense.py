@@ -68,14 +68,16 @@ def _window(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
     return Mask(bands=(band,), predicate=Near(left, right))
 
 
-FULL = Kind(summary="every query sees every key", build=_full)
+FULL = Kind(summary="every query sees every key", build=_full, sample_cross="")
 CAUSAL = Kind(
     summary="a query sees the keys up to its own position",
     build=_causal,
     parameters={"align": choice("top_left", "bottom_right")},
+    sample_cross="align=bottom_right",
 )
 WINDOW = Kind(
     summary="a query sees `left` keys before and `right` keys after its own position",
     build=_window,
     parameters={"left": whole(128, least=0), "right": whole(0, least=0)},
+    sample=lambda seqlen: f"left={seqlen // 5},right=3",
 )

@@ -55,6 +55,13 @@ def _documents(values: Values, seqlen_q: int, _: int) -> Mask:
     return Mask(bands=bands, predicate=SameDocument(document, causal))
 
 
+def _sample(seqlen: int) -> str:
+    """A third or so, one token, and the rest."""
+    first = seqlen * 2 // 7
+    rest = [first, 1, seqlen - first - 1] if first and seqlen - first > 1 else [seqlen]
+    return "lengths=" + "+".join(map(str, rest))
+
+
 DOCUMENTS = Kind(
     summary="packed documents; a query sees keys of its own document",
     build=_documents,
@@ -63,4 +70,5 @@ DOCUMENTS = Kind(
         "mask": choice("causal", "full"),
     },
     cross=False,
+    sample=_sample,
 )

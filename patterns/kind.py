@@ -32,6 +32,10 @@ class Mask:
     remap: tuple[int, ...] | None = None
 
 
+def _as_it_is(_: int) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A named family of patterns.
@@ -41,12 +45,17 @@ class Kind:
         build: `(values, seqlen_q, seqlen_kv) -> Mask`, values complete and canonical.
         parameters: In the order in which the canonical text prints them.
         cross: Whether `seqlen_q != seqlen_kv` has a meaning.
+        sample: Length -> parameters, as typed, with which it is checked at that length; None for
+            what cannot be checked without a file of the user's.
+        sample_cross: Parameters with which it is checked for cross-attention as well; None if not.
     """
 
     summary: str
     build: Callable[[Values, int, int], Mask]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     cross: bool = True
+    sample: Callable[[int], str] | None = _as_it_is
+    sample_cross: str | None = None
 
 
 def digits(value: str) -> int | None:

@@ -243,4 +243,5 @@ TABLE = Kind(
     summary="your own table of 0 EMPTY, 1 FULL, 2 CAUSAL from a file",
     build=_table,
     parameters={"file": Parameter(default=None, canonical=_path)},
+    sample=None,
 )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from patterns import dense, documents, tables
+from patterns import dense, documents, outside, tables
 from patterns.kind import Kind, Values
 from patterns.pattern import LONGEST, Pattern
 
@@ -29,7 +29,8 @@ def make_pattern(
     The pattern's own `text` is canonical: parameters in a fixed order, defaults left out.
 
     Args:
-        text: `name` or `name:key=value,key=value`, e.g. `star:blocks=8`.
+        text: `name` or `name:key=value,key=value`, e.g. `star:blocks=8`, where the name may be a
+            `Kind` of another package, e.g. `mypkg.mymask:PATTERN`.
         seqlen_q: Query tokens, 1 .. 2**30.
         seqlen_kv: Key tokens, 1 .. 2**30; `seqlen_q` if left out.
         cross: Allow `seqlen_q != seqlen_kv` (cross-attention).
@@ -64,11 +65,39 @@ def file_of(text: str) -> str | None:
 
 def _named(text: str) -> tuple[str, Kind, str]:
     """Return a pattern's name, its kind, and its parameters, which are still to be read."""
-    name, _, rest = text.strip().partition(":")
+    name, rest = outside.split(text.strip(), PATTERNS, outside.PATTERNS)
     name = name.strip()
-    if name not in PATTERNS:
-        raise ValueError(f"unknown pattern {name!r}; choose one of {', '.join(PATTERNS)}")
-    return name, PATTERNS[name], rest
+    return name, kind_of(name), rest
+
+
+def kind_of(name: str) -> Kind:
+    """Find a pattern by its name without parameters.
+
+    Raises:
+        ValueError: The name is unknown, or what it names cannot be imported.
+    """
+    if name in PATTERNS:
+        return PATTERNS[name]
+    try:
+        found = outside.find(name, outside.PATTERNS, Kind)
+    except ValueError as error:
+        other = outside.ways_out(PATTERNS, outside.PATTERNS)
+        raise ValueError(f"pattern ({name}) {error}; {other}") from None
+    if found is None:
+        known = ", ".join([*PATTERNS, *outside.registered(outside.PATTERNS)])
+        raise ValueError(f"unknown pattern {name!r}; choose one of {known}")
+    return found
+
+
+def sampled(text: str, seqlen: int) -> str:
+    """Return a pattern's text with the parameters with which it is checked, if it has none.
+
+    Raises:
+        ValueError: For an unknown name.
+    """
+    name, kind, rest = _named(text)
+    parameters = "" if rest or kind.sample is None else kind.sample(seqlen)
+    return f"{name}:{parameters}" if parameters else text
 
 
 def _check_lengths(name: str, kind: Kind, seqlen_q: int, seqlen_kv: int, cross: bool) -> None:

@@ -1,17 +1,25 @@
 """The strategies: one short file each; adding one is a file and a line here."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pkgutil import resolve_name
+from typing import Any
 
-from harness.planning.strategy import Chosen, Strategy, choose
+from harness.errors import UnsupportedError
+from harness.planning.chosen import Chosen
+from harness.planning.options import options_of
+from harness.planning.peers import is_peer
+from harness.planning.spelling import by_alias, choose
+from harness.planning.strategy import Strategy
+from patterns import outside
 
 
-def _table(*entries: str) -> Mapping[str, Strategy]:
-    found: list[Strategy] = [resolve_name(f"strategies.{entry}") for entry in entries]
+def _table(*entries: str) -> Mapping[str, Strategy[Any]]:
+    found: list[Strategy[Any]] = [resolve_name(f"strategies.{entry}") for entry in entries]
     return {strategy.name: strategy for strategy in found}
 
 
-STRATEGIES = _table(
+EVERY_STRATEGY = _table(
     "ring:STRATEGY",
     "ring:CLASSIC",
     "zigzag:STRATEGY",
@@ -24,30 +32,66 @@ STRATEGIES = _table(
     "grid:STRATEGY",
     "ultraattn.strategy:STRATEGY",
     "ultraattn.strategy:PUBLISHED",
+    "upipe:STRATEGY",
+    "fpdt:STRATEGY",
 )
-"""Those that plan attention, and so any layer around it: file and name in it, one a line."""
+"""File and name in it, one a line."""
 
-LAYER_STRATEGIES = _table("upipe:STRATEGY", "fpdt:STRATEGY")
+STRATEGIES = {name: each for name, each in EVERY_STRATEGY.items() if not each.layers_only}
+"""Those that plan attention, and so any layer around it."""
+
+DEFAULT = "zigzag"
+"""What is meant where no strategy is named."""
+
+BASE = "ring"
+"""The plainest, with which others are compared."""
+
+LAYER_STRATEGIES = {name: each for name, each in EVERY_STRATEGY.items() if each.layers_only}
 """Those that plan whole layers only, because projections are part of them."""
 
-EVERY_STRATEGY: Mapping[str, Strategy] = {**STRATEGIES, **LAYER_STRATEGIES}
+DIRECT = {name: each for name, each in EVERY_STRATEGY.items() if each.report is None}
+"""Those that follow a rule, rather than search for their plan under a limit of time."""
+
+_ALIASES = by_alias(EVERY_STRATEGY.values())
 
 
 def strategy(text: str) -> Chosen:
-    """Read a strategy with its options: `ring`, `usp:4x2`, `double_ring:inner=2`.
+    """Read a strategy with its options: `ring`, `usp:4x2`, `mypkg.myring:STRATEGY:hops=2`.
 
     Raises:
         ValueError: Unknown name, option or value; the choices are listed.
+        UnsupportedError: It is another project's code, which has no plan.
     """
-    return choose(text, EVERY_STRATEGY)
+    if is_peer(text):
+        raise UnsupportedError(
+            f"{text}: it is another project's code and has no plan; measure or check it",
+            ("sweep --mode measure", "check"),
+        )
+    name, options = outside.split(text, {**EVERY_STRATEGY, **_ALIASES}, outside.STRATEGIES)
+    return choose(named(name), options, text)
 
 
-DIRECT: Mapping[str, Strategy] = {
-    name: each for name, each in EVERY_STRATEGY.items() if each.report is None
-}
-"""Those that follow a rule, rather than search for their plan under a limit of time."""
+def named(name: str) -> Strategy[Any]:
+    """Find a strategy by its name without options; one from outside is named as it was typed.
+
+    Raises:
+        ValueError: The name is unknown, or what it names cannot be imported.
+    """
+    ours = EVERY_STRATEGY.get(name) or _ALIASES.get(name)
+    if ours is not None:
+        return ours
+    try:
+        found: Strategy[Any] | None = outside.find(name, outside.STRATEGIES, Strategy)
+    except ValueError as error:
+        other = outside.ways_out(dict(sorted(EVERY_STRATEGY.items())), outside.STRATEGIES)
+        raise ValueError(f"strategy ({name}) {error}; {other}") from None
+    if found is None:
+        known = ", ".join(sorted({**EVERY_STRATEGY, **outside.registered(outside.STRATEGIES)}))
+        raise ValueError(f"strategy ({name}) is unknown; choose from {known}")
+    return replace(found, name=name)
 
 
 def quick(name: str) -> str:
     """Spell a strategy so that it plans in little time: for checks of many small problems."""
-    return name if EVERY_STRATEGY[name].report is None else f"{name}:seconds=0.02"
+    timed = "seconds" in options_of(EVERY_STRATEGY[name].defaults)
+    return f"{name}:seconds=0.02" if timed else name

@@ -8,12 +8,25 @@ Tokens are contiguous unless a placement is given, as in `ring`: that is plaines
 a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placement=zigzag`.
 """
 
+from dataclasses import dataclass, replace
+
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS
+from harness.plan.sharding import PLACEMENTS, Placement
 from harness.planning.builder import KV, KV_GRADS, PlanBuilder, shard_both
-from harness.planning.rings import all_gather, finish_tokens, hold_tokens, reduce_scatter
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import Volume, ring_volume
+from harness.planning.collectives import all_gather, reduce_scatter
+from harness.planning.options import PLACEMENT, PRUNE, option
+from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.token_owners import finish_tokens, hold_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
+    placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
 
 
 def plan(
@@ -37,10 +50,26 @@ def plan(
     return b.build()
 
 
+_VOLUME = (
+    "Llama 3 (arXiv:2407.21783, section 3.3.2): an all-gather of K and V, cp - 1 shards each; "
+    "backward gathers again and reduce-scatters the partial gradients"
+)
+
+
+def volume(
+    problem: Problem, direction: Direction, options: Options, context: Context
+) -> Volume | None:
+    """Return the ring's closed form; a reduce-scatter never carries the owner's own share."""
+    return ring_volume(_VOLUME, problem, direction, replace(options, prune=True), context)
+
+
 STRATEGY = Strategy(
     name="allgather",
     summary="gather the needed keys, attend once (Llama 3 with placement=zigzag)",
     paper="Llama 3 (arXiv:2407.21783, section 3.3.2)",
     plan=plan,
-    accepts=frozenset({"prune", "placement"}),
+    defaults=Options(),
+    aliases=("llama3",),
+    volume=volume,
+    checks=Checks(options=("placement=zigzag",)),
 )

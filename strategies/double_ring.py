@@ -12,7 +12,8 @@ node use their network cards at once.
             rank 3        k3      k2      k1     k0
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 
 from harness.errors import UnsupportedError
@@ -20,8 +21,19 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import PLACEMENTS, Placement
 from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.closed_forms import ring_volume
+from harness.planning.options import PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, ring_attention
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, divisors_of_cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
+    placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    inner: int | None = option(None, "length of the inner ring", unset="the longest inside a node")
 
 
 def plan(
@@ -40,7 +52,7 @@ def plan(
         outer_step, inner_step = divmod(step, inner)
         return (node - outer_step) % nodes * inner + (local - inner_step) % inner
 
-    def parent(rank: int, step: int) -> Holder:
+    def came_from(rank: int, step: int) -> Holder:
         node, local = divmod(rank, inner)
         if step % inner:
             return node * inner + (local - 1) % inner, step - 1
@@ -48,7 +60,7 @@ def plan(
 
     queries, keys = shard_both(problem, PLACEMENTS[options.placement])
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    ring_attention(b, source, parent)
+    ring_attention(b, source, came_from)
     return b.build()
 
 
@@ -68,12 +80,16 @@ def resolve(problem: Problem, direction: Direction, options: Options, context: C
     return replace(options, inner=_inner(problem, options, context))
 
 
+_VOLUME = "Gu et al. (arXiv:2406.18485, section 4.3): the ring's volume, over other links"
+
 STRATEGY = Strategy(
     name="double_ring",
     summary="a ring inside each node, a ring between nodes",
     paper="Gu et al., LoongTrain, arXiv:2406.18485, section 4.3",
     plan=plan,
-    accepts=frozenset({"prune", "inner", "placement"}),
-    defaults=Options(placement=Placement.ZIGZAG),
+    defaults=Options(),
     resolve=resolve,
+    volume=partial(ring_volume, _VOLUME),
+    alternatives=partial(divisors_of_cp, "inner"),
+    checks=Checks(options=("inner=2", "placement=stripe")),
 )

@@ -11,7 +11,7 @@ go to the host. Backward walks keys outside and queries inside:
 dk and dv of a part are done after its walk; dq rests on the host between two walks.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
@@ -20,9 +20,18 @@ from harness.plan.sharding import Sharding, split
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.chunked_layer import PartedLayer
 from harness.planning.layer_verbs import only_layers
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.options import option
+from harness.planning.released import PLAIN, Released, Training
+from harness.planning.strategy import Checks, Context, Strategy
 
 PART_TOKENS = 65536  # arXiv:2408.16978, section 5: the chunk that the authors take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    parts: int | None = option(None, "parts of the sequence", unset="of 64k tokens")
 
 
 def plan(
@@ -63,11 +72,22 @@ def resolve(problem: Problem, direction: Direction, options: Options, context: C
     return replace(options, parts=_parts(problem, options))
 
 
+def released(options: Options) -> Released[Options]:
+    """DeepSpeed's fpdt_layer.py: each part goes through the kernel alone.
+
+    What rests on the host stays there until backward ends, dq in float32.
+    """
+    return Released(holding=replace(PLAIN, held=True), options=options)
+
+
 STRATEGY = Strategy(
     name="fpdt",
     summary="a layer in parts of the sequence, the rest on the host",
     paper="Yao et al., FPDT, arXiv:2408.16978, section 4",
     plan=plan,
-    accepts=frozenset({"parts"}),
+    defaults=Options(),
+    layers_only=True,
     resolve=resolve,
+    training=Training(released=released, grows="parts"),
+    checks=Checks(layers=("parts=3", "parts=3,checkpoint=layer")),
 )

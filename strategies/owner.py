@@ -12,13 +12,23 @@ are no partial outputs; backward, partial dk and dv go straight home.
 It is what UltraAttn leaves when it does not tile devices.
 """
 
+from dataclasses import dataclass
+
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS
+from harness.plan.sharding import PLACEMENTS, Placement
 from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.builder import shard_both
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.options import PLACEMENT, option
+from harness.planning.strategy import Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
 
 
 def plan(
@@ -35,5 +45,5 @@ STRATEGY = Strategy(
     summary="each row's owner gets just the keys that it needs",
     paper="UltraAttn (SC'25), the ablation without device tiling",
     plan=plan,
-    accepts=frozenset({"placement"}),
+    defaults=Options(),
 )

@@ -13,12 +13,25 @@ Under a causal pattern contiguous chunks leave the last rank with almost twice t
 `ring-classic` sends everything around the whole ring whether or not the pattern needs it.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.rings import one_ring
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import ring_volume
+from harness.planning.options import PRUNE, option
+from harness.planning.released import Training, ring_loop
+from harness.planning.rings import Holder, ring_attention
+from harness.planning.strategy import Checks, Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
 
 
 def plan(
@@ -26,11 +39,24 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks; legal for every problem."""
     del context
+    cp = problem.cp
+
+    def source(rank: int, step: int) -> int:
+        return (rank - step) % cp
+
+    def came_from(rank: int, step: int) -> Holder:
+        return (rank - 1) % cp, step - 1
+
     queries, keys = shard_both(problem, contiguous)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    one_ring(b)
+    ring_attention(b, source, came_from)
     return b.build()
 
+
+_VOLUME = (
+    "Liu et al. (arXiv:2310.01889, section 3): cp - 1 blocks of K and V pass each rank; backward "
+    "adds their gradients, in accumulator precision"
+)
 
 PAPER = "Liu et al., Ring Attention with Blockwise Transformers, arXiv:2310.01889, figure 2"
 
@@ -39,7 +65,10 @@ STRATEGY = Strategy(
     summary="keys travel a ring; contiguous chunks",
     paper=PAPER,
     plan=plan,
-    accepts=frozenset({"prune"}),
+    defaults=Options(),
+    aliases=("p2p",),
+    volume=partial(ring_volume, _VOLUME),
+    training=Training(released=ring_loop),
 )
 
 CLASSIC = Strategy(
@@ -47,6 +76,12 @@ CLASSIC = Strategy(
     summary="the same ring, sending everything everywhere",
     paper=PAPER,
     plan=plan,
-    accepts=frozenset({"prune"}),
     defaults=Options(prune=False),
+    volume=partial(ring_volume, _VOLUME),
+    training=Training(
+        released=ring_loop,
+        note="ring and ring-classic: backward, ring keeps its own keys' gradients at home while "
+        "others' pass by; in ring-classic one set goes all the way round, which takes less memory",
+    ),
+    checks=Checks(layers=("round_sent=true",)),
 )

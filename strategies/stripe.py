@@ -8,12 +8,25 @@ the keys' stripe is not later than the queries', without it otherwise:
 so all ranks carry the same work at every step, up to half a diagonal.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import stripe
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.rings import one_ring
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import ring_volume
+from harness.planning.options import PRUNE, option
+from harness.planning.released import Training, ring_loop
+from harness.planning.rings import Holder, ring_attention
+from harness.planning.strategy import Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
 
 
 def plan(
@@ -21,16 +34,32 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks over stripes; legal for every problem."""
     del context
+    cp = problem.cp
+
+    def source(rank: int, step: int) -> int:
+        return (rank - step) % cp
+
+    def came_from(rank: int, step: int) -> Holder:
+        return (rank - 1) % cp, step - 1
+
     queries, keys = shard_both(problem, stripe)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    one_ring(b)
+    ring_attention(b, source, came_from)
     return b.build()
 
+
+_VOLUME = (
+    "Liu et al. (arXiv:2310.01889, section 3): cp - 1 blocks of K and V pass each rank; backward "
+    "adds their gradients, in accumulator precision; placement changes no volume"
+)
 
 STRATEGY = Strategy(
     name="stripe",
     summary="ring over every cp-th token; balanced for causal at every step",
     paper="Brandon et al., Striped Attention, arXiv:2311.09431, section 3",
     plan=plan,
-    accepts=frozenset({"prune"}),
+    defaults=Options(),
+    aliases=("strip", "striped"),
+    volume=partial(ring_volume, _VOLUME),
+    training=Training(released=ring_loop),
 )

@@ -15,13 +15,35 @@ heads as possible are copied. A KV head whose query heads sit on several ranks i
 and its owner adds their partial dk and dv.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
+from harness.plan.tasks import GATHERED, Tensor
 from harness.planning.builder import PlanBuilder, balanced_heads, shard_both
-from harness.planning.rings import HeadGroups, Ring, head_attention, seats_of
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import turn_volume
+from harness.planning.collectives import (
+    HeadGroups,
+    gradients_to_tokens,
+    hold_for_heads,
+    out_to_tokens,
+    seats_of,
+    to_heads,
+)
+from harness.planning.options import PRUNE, option
+from harness.planning.released import Training, ring_loop
+from harness.planning.strategy import Checks, Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
 
 
 def plan(
@@ -50,20 +72,46 @@ def plan(
     queries, keys = shard_both(problem, contiguous)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     groups = HeadGroups((tuple(range(cp)),), balanced_heads(problem, cp))
-    alone = Ring(
-        seats_of(b, groups),
-        steps=1,
-        source=lambda rank, _: rank,
-        parent=lambda rank, step: (rank, step),
-    )
-    head_attention(b, groups, alone)
+    seats = seats_of(b, groups)
+    hold_for_heads(b, seats)
+    forward = direction is Direction.FORWARD
+    for tensor in (Tensor.Q, Tensor.K, Tensor.V) if forward else (Tensor.DOUT,):
+        to_heads(b, groups, tensor)
+    for rank, seat in enumerate(seats):
+        b.tile(rank, seat.q, seat.kv, seat.heads, q_version=GATHERED, kv_version=GATHERED)
+    if forward:
+        out_to_tokens(b, groups, seats)
+    else:
+        gradients_to_tokens(b, groups, seats)
     return b.build()
 
+
+def alternatives(problem: Problem, options: Options) -> Iterator[str]:
+    """Yield USP: Ulysses over fewer ranks, with a ring between the groups."""
+    rest = "" if options.prune else ",prune=false"
+    for u in range(problem.cp, 1, -1):
+        if problem.cp % u == 0:
+            yield f"usp:{u}x{problem.cp // u}{rest}"
+
+
+_VOLUME = (
+    "Jacobs et al. (arXiv:2309.14509, section 3.2): all-to-alls of q, k, v and out; KV copies and "
+    "backward derived here"
+)
 
 STRATEGY = Strategy(
     name="ulysses",
     summary="all-to-all from tokens to heads and back",
     paper="Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509, section 3",
     plan=plan,
-    accepts=frozenset({"prune"}),
+    defaults=Options(),
+    aliases=("a2a",),
+    volume=partial(turn_volume, _VOLUME),
+    alternatives=alternatives,
+    training=Training(released=ring_loop),
+    checks=Checks(
+        options=("prune=false",),
+        layers=("checkpoint=layer,offload=true",),
+        least_heads=lambda cp: cp,
+    ),
 )

@@ -14,16 +14,39 @@ With a ring of R groups (`ring=R`) each group trades among its own ranks and key
 visitors stay for the stages that use them, or with `resend` go at once and come again each time.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, contiguous, subdivided, zigzag
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.layer_verbs import only_layers
-from harness.planning.staged_layer import StagedLayer, Stages
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.options import PRUNE, option
+from harness.planning.released import Training, staged_loop
+from harness.planning.staged_layer import StagedLayer, Stages, other_stages, stage_shape
+from harness.planning.strategy import Checks, Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
+    ring: int = option(1, "ranks of the ring axis")
+    stage_heads: int | None = option(
+        None, "query heads of a stage over all ranks", unset="one a rank"
+    )
+    short_last: bool = option(
+        False, "let the last stage be short where stages do not divide the heads"
+    )
+    in_order: bool = option(
+        False, "stages take heads in their natural order, and keys are sent again"
+    )
+    save_gathered: bool = option(
+        False, "save gathered q, k and v rather than project again in backward"
+    )
+    resend: bool = option(False, "with a ring, send keys again in each stage rather than keep them")
 
 
 def head_stages(
@@ -83,58 +106,24 @@ def plan(
     """
     del context
     only_layers(problem, name)
-    ring, ranks, u = stage_shape(problem.heads_q, problem.cp, options)
+    ring, ranks, u = stage_shape("upipe", problem.heads_q, problem.cp, options)
 
     def shard(seqlen: int, cp: int) -> Sharding:
         return contiguous(seqlen, cp) if ring == 1 else subdivided(zigzag(seqlen, ring), ranks)
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    stages = head_stages(problem, ranks, u, in_order=options.in_order)
-    on_all = Stages(problem, tuple(stage * ring for stage in stages))
-    return StagedLayer(
-        b, on_all, ring, save_gathered=options.save_gathered, resend=options.resend
-    ).plan()
-
-
-def stage_shape(heads: int, cp: int, options: Options) -> tuple[int, int, int]:
-    """Return (groups of the ring, ranks of a group, U) for so many query heads.
-
-    Raises:
-        UnsupportedError: They do not divide; names those that do.
-    """
-    ring = options.ring or 1
-    rings = [r for r in range(1, cp + 1) if cp % r == 0 and heads % (cp // r) == 0]
-    if ring not in rings:
-        raise UnsupportedError(
-            f"upipe: ring ({ring}) must divide cp ({cp}) into groups whose size divides heads_q "
-            f"({heads})",
-            tuple(f"upipe:ring={r}" for r in rings),
-        )
-    ranks = cp // ring
-    u = options.stage_heads or ranks
-    divides = u <= heads if options.short_last else heads % u == 0
-    if u % ranks or not divides:
-        groups = f"upipe:ring={ring}," if ring > 1 else "upipe:"
-        legal = [
-            f"{groups}stage_heads={n}" for n in range(ranks, heads + 1, ranks) if heads % n == 0
-        ]
-        if u % ranks == 0 and u < heads:
-            legal.append(f"{groups}stage_heads={u},short_last=true")
-        rule = "not exceed" if options.short_last else "divide"
-        raise UnsupportedError(
-            f"upipe: stage_heads ({u}) must be a multiple of the {ranks} ranks that share a stage "
-            f"and {rule} heads_q ({heads})",
-            tuple(legal),
-        )
-    return ring, ranks, u
+    heads = head_stages(problem, ranks, u, in_order=options.in_order)
+    stages = Stages(problem, tuple(stage * ring for stage in heads))
+    saves, resend = options.save_gathered, options.resend
+    return StagedLayer(b, stages, ring, save_gathered=saves, resend=resend).plan()
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
-    """Fill in the ring and the heads of a stage."""
+    """Fill in the heads of a stage."""
     del direction, context
-    ring, _, u = stage_shape(problem.heads_q, problem.cp, options)
-    return replace(options, ring=ring, stage_heads=u)
+    shape = stage_shape("upipe", problem.heads_q, problem.cp, options)
+    return replace(options, stage_heads=shape.stage_heads)
 
 
 STRATEGY = Strategy(
@@ -142,9 +131,19 @@ STRATEGY = Strategy(
     summary="a layer in stages of few heads, each a small Ulysses",
     paper="Untied Ulysses, arXiv:2602.21196, section 3.3",
     plan=plan,
-    accepts=frozenset(
-        {"prune", "stage_heads", "short_last", "ring", "in_order", "save_gathered", "resend"}
-    ),
-    defaults=Options(ring=1),
+    defaults=Options(),
+    layers_only=True,
     resolve=resolve,
+    alternatives=other_stages,
+    # Stages stay inside a node.
+    training=Training(released=staged_loop, on_nodes=lambda nodes: Options(ring=nodes)),
+    checks=Checks(
+        layers=(
+            *("save_gathered=true", "in_order=true", "ring=2", "ring=2,resend=true"),
+            *(f"stage_heads={u}" for u in (1, 2, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
+            *(f"stage_heads={u},short_last=true" for u in (12, 24)),
+            *("in_order=true,round_sent=true", "checkpoint=layer,offload=true"),
+        ),
+        divides=partial(stage_shape, "upipe"),
+    ),
 )

@@ -10,15 +10,39 @@ a gathered sequence is in ascending order and a causal pattern loads all ranks a
                       all-to-all          all-to-all
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import PLACEMENTS, Placement, Sharding, subdivided
+from harness.plan.tasks import Tensor
 from harness.planning.builder import PlanBuilder, balanced_heads, shard_both
-from harness.planning.rings import HeadGroups, Ring, head_attention, ring_attention, seats_of
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import mesh_volume
+from harness.planning.collectives import (
+    HeadGroups,
+    gradients_to_tokens,
+    hold_for_heads,
+    out_to_tokens,
+    seats_of,
+    to_heads,
+)
+from harness.planning.options import PLACEMENT, PRUNE, option
+from harness.planning.released import Training, ring_loop
+from harness.planning.rings import Holder, Ring, circulate, ring_attention
+from harness.planning.strategy import Checks, Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
+    placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    ulysses: int | None = option(None, "ranks of the head axis", unset="the most inside a node")
+    ring: int | None = option(None, "ranks of the ring axis", unset="what the other axis leaves")
+    ring_inside: bool = option(False, "put the ring, not the head axis, on neighbouring ranks")
 
 
 def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, int]:
@@ -77,22 +101,37 @@ def plan(
         head_axis, ring_axis = axes(rank)
         return rank_at(head_axis, (ring_axis - step) % r)
 
-    def parent(rank: int, step: int) -> tuple[int, int]:
+    def came_from(rank: int, step: int) -> Holder:
         head_axis, ring_axis = axes(rank)
         return rank_at(head_axis, (ring_axis - 1) % r), step - 1
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     if u == 1:  # nobody to trade heads with: a turn would only copy
-        ring_attention(b, source, parent)
+        ring_attention(b, source, came_from)
         return b.build()
     heads = balanced_heads(problem, u)
     groups = HeadGroups(
         tuple(tuple(rank_at(h, ring) for h in range(u)) for ring in range(r)),
         tuple(heads[axes(rank)[0]] for rank in range(problem.cp)),
     )
-    head_attention(b, groups, Ring(seats_of(b, groups), r, source, parent))
+    seats = seats_of(b, groups)
+    hold_for_heads(b, seats)
+    forward = direction is Direction.FORWARD
+    for tensor in (Tensor.Q, Tensor.K, Tensor.V) if forward else (Tensor.DOUT,):
+        to_heads(b, groups, tensor)
+    circulate(b, Ring(seats, r, source, came_from))
+    if forward:
+        out_to_tokens(b, groups, seats)
+    else:
+        gradients_to_tokens(b, groups, seats)
     return b.build()
+
+
+_VOLUME = (
+    "derived: Ulysses (arXiv:2309.14509) over U, ring (arXiv:2310.01889) over R, as USP "
+    "(arXiv:2405.07719, section 3) composes them"
+)
 
 
 STRATEGY = Strategy(
@@ -100,7 +139,11 @@ STRATEGY = Strategy(
     summary="Ulysses on fast links x ring between them",
     paper="Fang and Zhao, USP, arXiv:2405.07719, section 3",
     plan=plan,
-    accepts=frozenset({"prune", "ulysses", "ring", "ring_inside", "placement"}),
-    defaults=Options(placement=Placement.ZIGZAG),
+    defaults=Options(),
+    aliases=("a2a+p2p", "ulysses_ring"),
+    mesh=("ulysses", "ring"),
     resolve=resolve,
+    volume=partial(mesh_volume, _VOLUME, degrees),
+    training=Training(released=ring_loop),
+    checks=Checks(options=("ring_inside=true",), layers=("checkpoint=attention,offload=true",)),
 )

@@ -11,12 +11,25 @@ from a later rank meet the second chunk with both halves: always half a full ste
 is legal too; the placement then balances as well as it happens to.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import zigzag
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.rings import one_ring
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.closed_forms import ring_volume
+from harness.planning.options import PRUNE, option
+from harness.planning.released import Training, ring_loop
+from harness.planning.rings import Holder, ring_attention
+from harness.planning.strategy import Checks, Context, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
 
 
 def plan(
@@ -24,16 +37,33 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks over zigzag chunks; legal for every problem."""
     del context
+    cp = problem.cp
+
+    def source(rank: int, step: int) -> int:
+        return (rank - step) % cp
+
+    def came_from(rank: int, step: int) -> Holder:
+        return (rank - 1) % cp, step - 1
+
     queries, keys = shard_both(problem, zigzag)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    one_ring(b)
+    ring_attention(b, source, came_from)
     return b.build()
 
+
+_VOLUME = (
+    "Liu et al. (arXiv:2310.01889, section 3): cp - 1 blocks of K and V pass each rank; backward "
+    "adds their gradients, in accumulator precision; placement changes no volume"
+)
 
 STRATEGY = Strategy(
     name="zigzag",
     summary="ring over head-tail chunk pairs; balanced for causal",
     paper="head-tail chunks as in Llama 3, arXiv:2407.21783, section 3.3.2",
     plan=plan,
-    accepts=frozenset({"prune"}),
+    defaults=Options(),
+    aliases=("dual-chunk-swap", "head-tail"),
+    volume=partial(ring_volume, _VOLUME),
+    training=Training(released=ring_loop),
+    checks=Checks(layers=("checkpoint=layer,sum_gradients=true",)),
 )

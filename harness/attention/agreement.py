@@ -20,7 +20,8 @@ from harness.plan.residency import Program
 from harness.plan.sharding import Sharding
 from harness.plan.sizes import traffic
 from harness.plan.tasks import Resident
-from harness.planning.strategy import Chosen, Context
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
 from harness.verify.proof import verify
 
 _BACKENDS = {"gloo": "cpu", "nccl": "cuda"}

@@ -43,7 +43,8 @@ from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.sharding import Sharding
 from harness.plan.tasks import Piece, Place, Resident, Tensor
-from harness.planning.strategy import Chosen, Context
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
 from patterns import Pattern, make_pattern
 
 _DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
@@ -230,7 +231,7 @@ def context_parallel(
     seqlen: int,
     heads_q: int,
     heads_kv: int | None = None,
-    strategy: str = "zigzag",
+    strategy: str = strategies.DEFAULT,
     pattern: str | Pattern = "causal",
     seqlen_kv: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -289,7 +290,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    strategy: str = "zigzag",
+    strategy: str = strategies.DEFAULT,
     pattern: str | Pattern = "causal",
     seqlen: int | None = None,
     seqlen_kv: int | None = None,
@@ -431,7 +432,7 @@ def run_all(
 def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
     """Who owns which query and key tokens: whoever a forward plan starts with."""
     queries, keys = Tensor.Q, Tensor.K
-    if chosen.of_layers or chosen.strategy.name in strategies.LAYER_STRATEGIES:
+    if chosen.needs_layer:
         queries = keys = Tensor.X
         problem = replace(problem, hidden=1)
     plan = chosen.plan(problem, Direction.FORWARD, context)

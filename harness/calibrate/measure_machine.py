@@ -23,6 +23,7 @@ from harness.plan.masks import Mask, MaskKind
 from harness.plan.problem import Direction, Dtype
 from harness.ranks.team import Member, Team
 from harness.records.config import Config, Where
+from strategies import BASE
 
 K = TypeVar("K")
 HEAD_DIMS = (64, 128)
@@ -209,7 +210,7 @@ def _exchange(there: torch.Tensor, here: torch.Tensor, other: int) -> None:
 def empty_cell(cp: int, direction: Direction) -> Config:
     """A cell with almost nothing to compute or send: what it takes is overhead."""
     return Config(
-        strategy="ring",
+        strategy=BASE,
         pattern="full",
         cp=cp,
         seqlen_q=_TINY,

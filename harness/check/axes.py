@@ -1,7 +1,7 @@
 """The default grid of `check`: coverings of all pairs, and the whole product."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -12,7 +12,9 @@ from harness.plan.problem import Dtype
 from harness.plan.tasks import Scope
 from harness.planning.peers import is_peer
 from harness.records.config import Config
-from strategies import EVERY_STRATEGY, STRATEGIES, quick, strategy, upipe
+from patterns import PATTERNS as KINDS
+from patterns import sampled
+from strategies import EVERY_STRATEGY, STRATEGIES, quick, strategy
 
 CPS = (1, 2, 3, 4, 7, 8, 16)
 DTYPES = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
@@ -20,47 +22,17 @@ HEADS = ((5, 5), (6, 2), (7, 1))
 BATCHES = (1, 2)
 LENGTHS = (1, 5, 64, 97, 1020)
 HEAD_DIMS = (4, 5, 64, 256)
-VARIANTS = (
-    "ulysses:prune=false",
-    "usp:ring_inside=true",
-    "double_ring:inner=2",
-    "double_ring:placement=stripe",
-    "allgather:placement=zigzag",
-)
+_CROSS = "_cross"
 PATTERNS = (
-    "full",
-    "causal",
-    "causal_cross",
-    "full_cross",
-    "window",
-    "documents",
-    "strided",
-    "strided_original",
-    "global_local",
-    "star",
-    "streaming",
+    *(name for name, kind in KINDS.items() if kind.sample is not None),
+    *(f"{name}{_CROSS}" for name, kind in KINDS.items() if kind.sample_cross is not None),
 )
+"""Every pattern that can be checked without a file, and those that also cross."""
 LAYER_CPS = (1, 2, 4, 8)
 LAYER_HEADS = ((32, 8), (64, 8), (16, 4), (32, 16), (40, 8), (28, 4), (8, 8), (8, 1))
 LAYER_LENGTHS = (1, 29, 97)
 LAYER_HEAD_DIMS = (4, 6)
 LAYER_PATTERNS = ("full", "causal", "window", "documents")
-LAYER_VARIANTS = (
-    "upipe:save_gathered=true",
-    "upipe:in_order=true",
-    "upipe:ring=2",
-    "upipe:ring=2,resend=true",
-    *(f"upipe:stage_heads={u}" for u in (1, 2, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 40, 64)),
-    *(f"upipe:stage_heads={u},short_last=true" for u in (12, 24)),
-    "fpdt:parts=3",
-    "upipe:in_order=true,round_sent=true",
-    "ring-classic:round_sent=true",
-    "fpdt:parts=3,checkpoint=layer",
-    "zigzag:checkpoint=layer,sum_gradients=true",
-    "ulysses:checkpoint=layer,offload=true",
-    "usp:checkpoint=attention,offload=true",
-    "upipe:checkpoint=layer,offload=true",
-)
 ROTARIES = (None, 1e4)
 HIDDEN = 26
 """Model width of layers here: it divides nothing and is no multiple of a head's width."""
@@ -69,11 +41,20 @@ LAYER_COVERINGS = 1
 _EXTRA_KEYS = 13
 
 
+def rows(scope: Scope) -> tuple[str, ...]:
+    """Every strategy of a scope, and the options that it asks to be checked with."""
+    every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
+    asked = [f"{name}:{text}" for name, each in every.items() for text in each.checks.options]
+    if scope is Scope.LAYER:
+        asked += [f"{name}:{text}" for name, each in every.items() for text in each.checks.layers]
+    return (*map(quick, every), *asked)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """The values that a grid is made of."""
 
-    strategies: tuple[str, ...] = (*map(quick, STRATEGIES), *VARIANTS)
+    strategies: tuple[str, ...] = field(default_factory=lambda: rows(Scope.ATTENTION))
     patterns: tuple[str, ...] = PATTERNS
     cps: tuple[int, ...] = CPS
     dtypes: tuple[Dtype, ...] = DTYPES
@@ -91,7 +72,7 @@ class Axes:
         if scope is Scope.ATTENTION:
             return cls()
         return cls(
-            strategies=(*map(quick, EVERY_STRATEGY), *VARIANTS, *LAYER_VARIANTS),
+            strategies=rows(scope),
             patterns=LAYER_PATTERNS,
             cps=LAYER_CPS,
             heads=LAYER_HEADS,
@@ -174,16 +155,17 @@ def _affordable(row: Sequence[object]) -> bool:
 
 def _is_staged(text: str) -> bool:
     """Whether a strategy works in stages of heads."""
-    return not is_peer(text) and "stage_heads" in strategy(text).strategy.accepts
+    return not is_peer(text) and strategy(text).strategy.checks.divides is not None
 
 
 @lru_cache(maxsize=4096)
 def _divides(text: str, cp: int, heads: tuple[int, int]) -> bool:
     """Whether the stages of a strategy, if it has any, divide ranks and heads."""
-    if not _is_staged(text):
+    chosen = None if is_peer(text) else strategy(text)
+    if chosen is None or chosen.strategy.checks.divides is None:
         return True
     try:
-        upipe.stage_shape(heads[0], cp, strategy(text).options)
+        chosen.strategy.checks.divides(heads[0], cp, chosen.options)
     except UnsupportedError:
         return False
     return True
@@ -196,9 +178,9 @@ def _config(row: Sequence[object]) -> Config:
     assert isinstance(batch, int) and isinstance(head_dim, int) and isinstance(scope, Scope)
     assert rotary is None or isinstance(rotary, float)
     text, seqlen_kv = spelled(pattern, seqlen)
-    # Ulysses needs a head per rank: take the same geometry several times over.
-    ulysses = not is_peer(name) and strategy(name).strategy.name == "ulysses"
-    times = -(-cp // heads[0]) if ulysses else 1
+    # Some need a head for every rank: take the same geometry several times over.
+    least = None if is_peer(name) else strategy(name).strategy.checks.least_heads
+    times = 1 if least is None else -(-least(cp) // heads[0])
     return Config(
         strategy=name,
         pattern=text,
@@ -218,16 +200,8 @@ def _config(row: Sequence[object]) -> Config:
 
 def spelled(pattern: str, seqlen: int) -> tuple[str, int]:
     """Spell a pattern of the grid for a length: its text and the number of keys."""
-    match pattern:
-        case "causal_cross":
-            return "causal:align=bottom_right", seqlen + _EXTRA_KEYS
-        case "full_cross":
-            return "full", seqlen + _EXTRA_KEYS
-        case "window":
-            return f"window:left={seqlen // 5},right=3", seqlen
-        case "documents":
-            first = seqlen * 2 // 7
-            rest = [first, 1, seqlen - first - 1] if first and seqlen - first > 1 else [seqlen]
-            return "documents:lengths=" + "+".join(map(str, rest)), seqlen
-        case _:
-            return pattern, seqlen
+    crossing = KINDS.get(pattern.removesuffix(_CROSS)) if pattern.endswith(_CROSS) else None
+    if crossing is None or crossing.sample_cross is None:
+        return sampled(pattern, seqlen), seqlen
+    name, parameters = pattern.removesuffix(_CROSS), crossing.sample_cross
+    return f"{name}:{parameters}" if parameters else name, seqlen + _EXTRA_KEYS

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, TypeVar
 
+import strategies
 from harness.base import numbers
 from harness.base.numbers import received, whole
 from harness.cluster.machine import Runtime
@@ -194,7 +195,9 @@ def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say of what a plan is made."""
     parser.add_argument(
-        "--strategy", default="zigzag", help="name with options, e.g. usp:4x2 (%(default)s)"
+        "--strategy",
+        default=strategies.DEFAULT,
+        help="name with options, e.g. usp:4x2 (%(default)s)",
     )
     parser.add_argument(
         "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value

@@ -19,7 +19,7 @@ from harness.memory.counting import Use
 from harness.training.answer import Answer, Question, answer
 from harness.training.models import MODELS
 from harness.training.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
-from strategies import EVERY_STRATEGY
+from strategies import EVERY_STRATEGY, strategy
 
 _GIB = 2**30
 _K, _M = 2**10, 2**20
@@ -41,10 +41,6 @@ _LEGEND = (
     "W states and weights, R residual stream and block inputs, s saved for backward, g gathered "
     "heads and own projections, r receive buffers, a accumulators, k kernels and copies, m MLP or "
     "loss"
-)
-_RINGS = (
-    "ring and ring-classic: backward, ring keeps its own keys' gradients at home while others' "
-    "pass by; in ring-classic one set goes all the way round, which takes less memory"
 )
 _COLUMNS = (
     "released: as the released code of the strategy holds memory (* none known: as impl.); impl.: "
@@ -226,11 +222,17 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
             "s a step: a training step at each row's own longest context, so it compares only rows "
             "of the same; --seqlen without --max-context gives all rows one"
         )
-    if {"ring", "ring-classic"} <= {found.name for found in answers}:
-        console.print(_RINGS)
+    for note in notes(answers):
+        console.print(note)
     for found in answers:
         if found.reason is not None:
             console.print(found.reason)
+
+
+def notes(answers: Sequence[Answer]) -> list[str]:
+    """What strategies have to say of their memory beside that of others; once each."""
+    said = (strategy(found.name).strategy.training.note for found in answers)
+    return list(dict.fromkeys(filter(None, said)))
 
 
 def _gib(size: int, digits: int) -> str:

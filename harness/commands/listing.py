@@ -16,20 +16,16 @@ from harness.commands.arguments import Help, example
 from harness.commands.progress import Output
 from harness.plan.problem import Dtype
 from harness.plan.tasks import Scope
-from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, OPTIONS
+from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, Common, options_of, shown
 from harness.planning.peers import PEERS
-from harness.planning.strategy import ALIASES, Options, accepted
 from harness.training.models import MODELS
 from patterns import PATTERNS, make_pattern
-from strategies import EVERY_STRATEGY, STRATEGIES
+from strategies import EVERY_STRATEGY
 
 _PICTURED_TOKENS = 512
 _PICTURE_COLUMNS = 16
 _INDENT = 17
-_SPELLING = (
-    "Options follow a colon: NAME:option=value,option=value. usp:4x2 is short for "
-    "usp:ulysses=4,ring=2 (U x R, with U x R = cp)."
-)
+_SPELLING = "Options follow a colon: NAME:option=value,option=value. "
 
 
 class _OptionEntry(TypedDict):
@@ -122,21 +118,27 @@ def _strategies() -> list[_StrategyEntry]:
     return [
         _StrategyEntry(
             name=name,
-            aliases=[alias for alias, target in ALIASES.items() if target == name],
+            aliases=list(strategy.aliases),
             summary=strategy.summary,
             paper=strategy.paper,
-            options=[
-                _OptionEntry(
-                    name=option,
-                    values=OPTIONS[option].values,
-                    default=value or OPTIONS[option].unset,
-                    summary=OPTIONS[option].summary,
-                )
-                for option, value in accepted(strategy).items()
-            ],
-            scopes=[scope for scope in Scope if scope is Scope.LAYER or name in STRATEGIES],
+            options=_options(strategy.defaults),
+            scopes=[s for s in Scope if s is Scope.LAYER or not strategy.layers_only],
         )
         for name, strategy in EVERY_STRATEGY.items()
+    ]
+
+
+def _options(values: object) -> list[_OptionEntry]:
+    """The options of a dataclass of options, by name."""
+    return [
+        _OptionEntry(
+            name=name,
+            values=option.reader.values,
+            default=option.unset if value is None else shown(value),
+            summary=option.summary,
+        )
+        for name, option in sorted(options_of(values).items())
+        for value in (getattr(values, name),)
     ]
 
 
@@ -211,7 +213,12 @@ def _models() -> list[_ModelEntry]:
 
 def _show_strategies(console: Output) -> None:
     console.print(Text("strategies", style="bold"))
-    console.print(_SPELLING)
+    meshes = [
+        f"{name}:4x2 is short for {name}:{mesh[0]}=4,{mesh[1]}=2 (U x R, with U x R = cp)."
+        for name, mesh in ((name, each.mesh) for name, each in EVERY_STRATEGY.items())
+        if mesh is not None
+    ]
+    console.print(_SPELLING + " ".join(meshes))
     for entry in _strategies():
         console.print()
         _beside(console, entry["name"], entry["summary"])
@@ -221,18 +228,20 @@ def _show_strategies(console: Output) -> None:
             _beside(console, "", "whole layers only: --scope layer")
         _beside(console, "", entry["paper"])
         for option in entry["options"]:
-            text = f"{option['summary']}: {option['values']} (default: {option['default']})"
-            _beside(console, f"  {option['name']}=", text)
+            _beside(console, f"  {option['name']}=", _said(option))
     console.print()
+    common = {option["name"]: option for option in _options(Common())}
     for name, group in (
         ("also takes", COMMON_OPTIONS),
         ("and at layer scope", LAYER_OPTIONS),
     ):
         _beside(console, "any strategy", name)
         for option_name in sorted(group):
-            what, default = OPTIONS[option_name], getattr(Options(), option_name)
-            text = f"{what.summary}: {what.values} (default: {str(default).lower()})"
-            _beside(console, f"  {option_name}=", text)
+            _beside(console, f"  {option_name}=", _said(common[option_name]))
+
+
+def _said(option: _OptionEntry) -> str:
+    return f"{option['summary']}: {option['values']} (default: {option['default']})"
 
 
 def _show_peers(console: Output) -> None:

@@ -20,9 +20,9 @@ from harness.plan.problem import Direction, Problem, spelled
 from harness.plan.residency import Program
 from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Tensor, Tile, Transfer
-from harness.planning.strategy import Chosen, Context
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
 from harness.verify.proof import verify
-from strategies import STRATEGIES, usp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,10 @@ class Costs:
     Attributes:
         volume_bytes: Received in the forward pass of one layer, counted in the plan.
         volume_bytes_backward: As above, backward.
-        closed_form_bytes: The same by formula; None where none is known (see `volumes`).
+        closed_form_bytes: The same by formula; None where none is known (see
+            `closed_forms`).
         closed_form_bytes_backward: As above, backward.
-        closed_form: The forward formula, in the words of `volumes`; None likewise.
+        closed_form: The forward formula, in the words of `closed_forms`; None likewise.
         closed_form_backward: As above, backward.
         closed_form_source: Where it is from; None likewise.
         imbalance_total: See `balance`, forward.
@@ -210,10 +211,7 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         dict(book.uses_bytes[book.peak_bytes.index(peak)])
         for book, peak in zip(books, peaks, strict=True)
     ]
-    ulysses = usp.degrees(problem, chosen.options, context)[0] if chosen.strategy is _USP else 1
-    forms = [
-        volumes.closed_form(chosen, problem, direction, ulysses=ulysses) for direction in Direction
-    ]
+    forms = [chosen.volume(problem, direction, context) for direction in Direction]
     by_form = [max(form.received_bytes) if form else None for form in forms]
     tokens = _tokens(forward)
     heads = _heads(forward)
@@ -252,9 +250,6 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         block_tokens=block,
         hiding=() if block is None else hidings(problem, heads, block),
     )
-
-
-_USP = STRATEGIES["usp"]
 
 
 def _tokens(plan: Plan) -> list[int]:

@@ -1,11 +1,17 @@
 """Which rank computes each block of a grid of query chunks x key chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
+from harness.planning.builder import PlanBuilder
 
 Cells = tuple[tuple[int | None, ...], ...]  # per query chunk, per key chunk: who, or nobody
+
+
+Move = tuple[int, int, tuple[int, ...]]
+"""Source rank, destination rank, chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +67,74 @@ def row_owner(queries: Sharding, keys: Sharding) -> Allocation:
 def cells_of(table: Sequence[Sequence[int]]) -> Cells:
     """Return cells from a table of ranks in which a negative number means nobody."""
     return tuple(tuple(None if rank < 0 else int(rank) for rank in row) for row in table)
+
+
+class RankGrid:
+    """A grid of ranks: Y rows of X neighbours; rank y X + x computes its row's and column's blocks.
+
+    Args:
+        b: Who owns what, and what the pattern needs.
+        rows: Y; divides cp.
+    """
+
+    def __init__(self, b: PlanBuilder, rows: int) -> None:
+        self.b = b
+        self.y, self.x = rows, b.problem.cp // rows
+        self.ranks = range(b.problem.cp)
+        self.lines = [range(y * self.x, (y + 1) * self.x) for y in range(self.y)]
+        self.columns = [range(x, len(self.ranks), self.x) for x in range(self.x)]
+
+    def row_rank(self, rank: int, offset: int) -> int:
+        """The owner of the row that is `offset` places after a rank's own."""
+        first = rank // self.x * self.x
+        return first + (rank - first + offset) % self.x
+
+    def column_rank(self, rank: int, offset: int) -> int:
+        """The owner of the column that is `offset` places after a rank's own."""
+        return (rank + offset * self.x) % len(self.ranks)
+
+    def chunks_of_row(self, owner: int, rank: int) -> tuple[int, ...]:
+        """The query chunks of an owner that attend some key of a rank's columns."""
+        columns = (self.column_rank(rank, offset) for offset in range(self.y))
+        keys = tuple(chunk for column in columns for chunk in self.b.keys.owned[column])
+        return self.b.needed_q(self.b.queries.owned[owner], keys)
+
+    def chunks_of_column(self, owner: int, rank: int) -> tuple[int, ...]:
+        """The key chunks of an owner that some query of a rank's rows attends."""
+        rows = (self.row_rank(rank, offset) for offset in range(self.x))
+        queries = tuple(chunk for row in rows for chunk in self.b.queries.owned[row])
+        return self.b.needed_kv(queries, self.b.keys.owned[owner])
+
+    def rows_in(self, offset: int) -> list[Move]:
+        """The rows that ranks get from the owner at an offset."""
+        owners = [(self.row_rank(rank, offset), rank) for rank in self.ranks]
+        return [(owner, rank, self.chunks_of_row(owner, rank)) for owner, rank in owners]
+
+    def columns_in(self, offset: int) -> list[Move]:
+        """The columns that ranks get from the owner at an offset."""
+        owners = [(self.column_rank(rank, offset), rank) for rank in self.ranks]
+        return [(owner, rank, self.chunks_of_column(owner, rank)) for owner, rank in owners]
+
+
+def turned(moves: Iterable[Move], line: range) -> list[Move]:
+    """Turn what came to the ranks of a line around, sources in rank order."""
+    return sorted((dst, src, chunks) for src, dst, chunks in moves if dst in line)
+
+
+def least_volume(problem: Problem, direction: Direction) -> int:
+    """Choose Y, the rows of a `RankGrid`, that moves the fewest bytes if nothing is masked."""
+    cp, part = problem.cp, problem.dtype.accumulator_bytes
+    d_k, d_v, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+    if direction is Direction.FORWARD:
+        row = d_k * size + (d_v + 1) * part
+        column = (d_k + d_v) * size
+    else:
+        row = (d_k + d_v) * size + 2 * part + d_k * part
+        column = (d_k + d_v) * (size + part)
+    row *= problem.heads_q * problem.seqlen_q
+    column *= problem.heads_kv * problem.seqlen_kv
+
+    def volume(rows: int) -> tuple[int, int]:
+        return (cp // rows - 1) * row + (rows - 1) * column, -rows
+
+    return min((y for y in range(1, cp + 1) if cp % y == 0), key=volume)

@@ -14,16 +14,13 @@ from functools import partial
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import CollectiveKind, Delta, Leg, Piece, Place, Tensor, Tile, from_rank
-from harness.planning.block_assignment import Allocation
+from harness.planning.block_assignment import Allocation, Move
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
-from harness.planning.rings import finish_tokens, hold_tokens
 from harness.planning.routes import Chunk, Hop, gateways, routes
+from harness.planning.token_owners import finish_tokens, hold_tokens
 
 Block = tuple[int, int]
 """A query chunk and a key chunk."""
-
-Move = tuple[int, int, Chunks]
-"""Source rank, destination rank, chunks."""
 
 
 class Errands:

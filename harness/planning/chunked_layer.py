@@ -9,6 +9,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.plan.tasks import GATHERED, NO_HEADS, Memory, Piece, Place, Tensor
 from harness.planning.builder import KV, OUT_PARTS, Chunks, PlanBuilder, balanced_heads
+from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
 from harness.planning.layer_verbs import (
     add_gradients,
     add_output,
@@ -22,7 +23,6 @@ from harness.planning.layer_verbs import (
     release,
     start_gradients,
 )
-from harness.planning.rings import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
 
 _ROWS = (Tensor.Q, Tensor.LSE, Tensor.DOUT, Tensor.OUT)
 _GATHERED = frozenset({Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT})

@@ -1,15 +1,41 @@
-"""The options of strategies: how their values are read, what may be typed, and what each does."""
+"""Options: how what is typed behind a strategy's name is read, and what each option means.
+
+A strategy has its own options in its own file, as one frozen dataclass whose fields `option` makes:
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        rows: int | None = option(None, "rows of ranks", unset="as many as move the fewest bytes")
+
+Those that every strategy takes are `Common`.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from harness.base.numbers import positive, whole
 from harness.plan.sharding import Placement
 from harness.planning.checkpoint import Checkpoint
-from harness.planning.levels import Level, read_levels, spell_levels
 
-Value = bool | int | float | str | Placement | Checkpoint
+T = TypeVar("T")
+_KEY = "option"
+
+PRUNE = "leave out transfers that the pattern makes useless"
+PLACEMENT = "how tokens are dealt to ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a value is typed.
+
+    Attributes:
+        read: From text to the value; raises ValueError with the rule.
+        values: What may be typed.
+    """
+
+    read: Callable[[str], Any]
+    values: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +43,12 @@ class Option:
     """One option, for whoever types it.
 
     Attributes:
-        read: From text to the value; raises ValueError with the rule.
-        values: What may be typed.
+        reader: How its value is typed.
         summary: What it does.
-        unset: What a strategy takes where it is not given and has no default.
+        unset: What the strategy takes where it is not given and has no default.
     """
 
-    read: Callable[[str], Value]
-    values: str
+    reader: Reader
     summary: str
     unset: str = ""
 
@@ -35,77 +59,95 @@ def _flag(value: str) -> bool:
     return value == "true"
 
 
-def _placement(value: str) -> Placement:
-    known: list[str] = list(Placement)
-    if value not in known:
-        raise ValueError(f"must be one of {', '.join(known)}")
-    return Placement(value)
+SWITCH = Reader(_flag, "true or false")
+WHOLE = Reader(whole, "a whole number")
+SECONDS = Reader(positive, "seconds")
 
 
-def _checkpoint(value: str) -> Checkpoint:
-    known: list[str] = list(Checkpoint)
-    if value not in known:
-        raise ValueError(f"must be one of {', '.join(known)}")
-    return Checkpoint(value)
+def choice(kind: type[StrEnum]) -> Reader:
+    """Read one of the values of an enumeration."""
+    known = [member.value for member in kind]
+
+    def read(value: str) -> StrEnum:
+        if value not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return kind(value)
+
+    return Reader(read, " or ".join(known))
 
 
-def _levels(value: str) -> str:
-    return spell_levels(read_levels(value))
+def option(default: T, summary: str, *, unset: str = "", reader: Reader | None = None) -> T:
+    """Make a field of a strategy's options.
 
-
-def _switch(summary: str) -> Option:
-    return Option(_flag, "true or false", summary)
-
-
-def _number(summary: str, unset: str) -> Option:
-    return Option(whole, "a whole number", summary, unset)
-
-
-def _choice(kind: type[StrEnum], read: Callable[[str], Value], summary: str) -> Option:
-    return Option(read, " or ".join(kind), summary)
-
-
-OPTIONS: Mapping[str, Option] = {
-    "candidates": _switch("take another strategy's plan where it is faster"),
-    "checkpoint": _choice(Checkpoint, _checkpoint, "what backward starts from beside x"),
-    "fused": _switch("move chunks by collectives and attend once a rank, without overlap"),
-    "in_order": _switch("stages take heads in their natural order, and keys are sent again"),
-    "inner": _number("length of the inner ring", "the longest inside a node"),
-    "levels": Option(
-        _levels,
-        "all or none or names joined by +",
-        f"levels that are planned, of {', '.join(Level)}",
-    ),
-    "offload": _switch("let what is saved for backward rest on the host"),
-    "parts": _number("parts of the sequence", "of 64k tokens"),
-    "placement": _choice(Placement, _placement, "how tokens are dealt to ranks"),
-    "prove": _switch("search for proofs, up to a minute for each tiling"),
-    "prune": _switch("leave out transfers that the pattern makes useless"),
-    "resend": _switch("with a ring, send keys again in each stage rather than keep them"),
-    "ring": _number("ranks of the ring axis", "what the other axis leaves"),
-    "ring_inside": _switch("put the ring, not the head axis, on neighbouring ranks"),
-    "rows": _number("rows of ranks", "as many as move the fewest bytes"),
-    "round_sent": _switch("send partial gradients in the dtype of q, not as they are kept"),
-    "save_gathered": _switch("save gathered q, k and v rather than project again in backward"),
-    "seconds": Option(positive, "seconds", "processor time for each distinct tiling"),
-    "short_last": _switch("let the last stage be short where stages do not divide the heads"),
-    "stage_heads": _number("query heads of a stage over all ranks", "one a rank"),
-    "sum_gradients": _switch("sum gradients of weights over ranks, a share of the heads to each"),
-    "ulysses": _number("ranks of the head axis", "the most inside a node"),
-}
-"""Every option by name; a strategy accepts some of them."""
-
-COMMON_OPTIONS = frozenset({"round_sent"})
-"""Those that every strategy takes."""
-
-LAYER_OPTIONS = frozenset({"checkpoint", "offload", "sum_gradients"})
-"""Those that every strategy takes at layer scope."""
-
-
-def read_option(key: str, value: str) -> Value:
-    """Read the value of an option.
-
-    Raises:
-        ValueError: It is none of what may be typed.
+    Args:
+        default: Its value where it is not given; None lets the strategy choose.
+        summary: What it does, for `list`.
+        unset: What the strategy chooses where the default is None, for `list`.
+        reader: How it is typed; None follows the default: true or false for a bool, a member's
+            value for an enumeration, a whole number for None or a number.
     """
-    return OPTIONS[key].read(value)
+    made = Option(reader or _reader_of(default), summary, unset)
+    value: T = field(default=default, metadata={_KEY: made})
+    return value
+
+
+def _reader_of(default: object) -> Reader:
+    match default:
+        case bool():
+            return SWITCH
+        case StrEnum():
+            return choice(type(default))
+        case None | int():
+            return WHOLE
+        case _:
+            raise TypeError(f"option with default {default!r} needs a reader")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """The options of a strategy that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """The options that every strategy takes.
+
+    Attributes:
+        checkpoint: What a layer saves for backward; see `checkpoint`.
+        offload: What a layer saves rests on the host.
+        sum_gradients: A layer's weight gradients are summed over ranks.
+        round_sent: Partial dq, dk and dv are sent in the problem's dtype.
+    """
+
+    checkpoint: Checkpoint = option(Checkpoint.NONE, "what backward starts from beside x")
+    offload: bool = option(False, "let what is saved for backward rest on the host")
+    sum_gradients: bool = option(
+        False, "sum gradients of weights over ranks, a share of the heads to each"
+    )
+    round_sent: bool = option(
+        False, "send partial gradients in the dtype of q, not as they are kept"
+    )
+
+
+COMMON_OPTIONS = ("round_sent",)
+"""Those of `Common` that mean something at either scope."""
+
+LAYER_OPTIONS = ("checkpoint", "offload", "sum_gradients")
+"""Those of `Common` that are for whole layers."""
+
+
+def options_of(options: object) -> Mapping[str, Option]:
+    """Return the options of a dataclass of options, or of a value of one, by name."""
+    values: Any = options
+    return {each.name: each.metadata[_KEY] for each in fields(values)}
+
+
+def placement_of(options: object) -> Placement | None:
+    """Return how a strategy was told to deal tokens; None where that is no option of it."""
+    placement = getattr(options, "placement", None)
+    return placement if isinstance(placement, Placement) else None
+
+
+def shown(value: object) -> str:
+    """Spell a value as it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,13 +4,16 @@ A stage projects its heads where the tokens live, trades tokens for heads, atten
 What a stage brings stays as long as later stages need it.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import GATHERED, NO_HEADS, Free, Piece, Place, Tensor, from_rank, recomputed
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
+from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
 from harness.planning.layer_verbs import (
     add_gradients,
     add_output,
@@ -21,7 +24,87 @@ from harness.planning.layer_verbs import (
     project,
     start_gradients,
 )
-from harness.planning.rings import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
+
+O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options, as `ShapeOptions`
+
+
+class Shape(NamedTuple):
+    """How ranks and heads are cut into groups and stages."""
+
+    ring: int
+    """Groups of the ring."""
+    ranks: int
+    """Ranks of a group."""
+    stage_heads: int
+    """U: query heads of a stage, over all ranks of a group."""
+
+
+class ShapeOptions(Protocol):
+    """What a strategy's options say of its shape."""
+
+    @property
+    def ring(self) -> int:
+        """Groups of the ring."""
+
+    @property
+    def stage_heads(self) -> int | None:
+        """U; None is one head a rank."""
+
+    @property
+    def short_last(self) -> bool:
+        """Whether the last stage may take what is left."""
+
+
+def stage_shape(name: str, heads: int, cp: int, options: ShapeOptions) -> Shape:
+    """Return the shape for so many query heads.
+
+    Args:
+        name: Of the strategy that asks, for what may be typed instead.
+        heads: Query heads.
+        cp: Ranks.
+        options: What was asked for.
+
+    Raises:
+        UnsupportedError: They do not divide; names those that do.
+    """
+    ring, short_last = options.ring, options.short_last
+    rings = [r for r in range(1, cp + 1) if cp % r == 0 and heads % (cp // r) == 0]
+    if ring not in rings:
+        raise UnsupportedError(
+            f"{name}: ring ({ring}) must divide cp ({cp}) into groups whose size divides heads_q "
+            f"({heads})",
+            tuple(f"{name}:ring={r}" for r in rings),
+        )
+    ranks = cp // ring
+    u = options.stage_heads or ranks
+    divides = u <= heads if short_last else heads % u == 0
+    if u % ranks or not divides:
+        groups = f"{name}:ring={ring}," if ring > 1 else f"{name}:"
+        legal = [
+            f"{groups}stage_heads={n}" for n in range(ranks, heads + 1, ranks) if heads % n == 0
+        ]
+        if u % ranks == 0 and u < heads:
+            legal.append(f"{groups}stage_heads={u},short_last=true")
+        rule = "not exceed" if short_last else "divide"
+        raise UnsupportedError(
+            f"{name}: stage_heads ({u}) must be a multiple of the {ranks} ranks that share a stage "
+            f"and {rule} heads_q ({heads})",
+            tuple(legal),
+        )
+    return Shape(ring, ranks, u)
+
+
+def other_stages(problem: Problem, options: O) -> Iterator[O]:
+    """Yield a short last stage, stages of nearly so many heads, and rings of smaller groups."""
+    asked: Any = options
+    if asked.stage_heads is not None:
+        yield replace(asked, short_last=True)
+        heads = range(1, problem.heads_q + 1)
+        for u in sorted(heads, key=lambda u: (abs(u - asked.stage_heads), u)):
+            yield replace(asked, stage_heads=u)
+    for ring in range(2, problem.cp + 1):
+        if problem.cp % ring == 0:
+            yield replace(asked, ring=ring, stage_heads=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import hashlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from harness.base.judged import counts, reals
 from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Scope
-from patterns import file_of, make_pattern
+from patterns import file_of, make_pattern, outside
 
 Count = Annotated[int, counts(1)]
 
@@ -80,16 +81,34 @@ class Config:
     def hash(self) -> str:
         """SHA-256 of the values, and of what is in the files that they name; 16 hex digits.
 
-        A table or a cluster that was edited under its old name makes another cell: neither records
-        nor what is kept of the old one answer for it.
+        A table, a cluster or a package from outside that was edited under its old name makes
+        another cell: neither records nor what is kept of the old one answer for it.
         """
         values = {**asdict(self), **_contents(self)}
         text = json_text(values, compact=True, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _outside(config: Config) -> dict[str, str]:
+    """Digests of the packages from outside that a cell's strategy and pattern come from."""
+    named = (
+        ("strategy", config.strategy, outside.STRATEGIES),
+        ("pattern", config.pattern, outside.PATTERNS),
+    )
+    found = {f"{what} in code": _digest(text, group) for what, text, group in named}
+    return {what: digest for what, digest in found.items() if digest}
+
+
+@lru_cache(maxsize=256)  # what is imported stays as it is, too
+def _digest(text: str, group: str) -> str:
+    files = outside.sources(outside.split(text, {}, group)[0], group)
+    if not files:
+        return ""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 def _contents(config: Config) -> dict[str, str]:
-    """Digests of the files that decide a cell; of no file where it names none that can be read."""
+    """Digests of files and code from outside that decide a cell, where they can be read."""
     paths = {}
     with suppress(ValueError):  # it is refused where it is read
         table = file_of(config.pattern)
@@ -97,7 +116,7 @@ def _contents(config: Config) -> dict[str, str]:
             paths["table"] = Path(table)
     if config.cluster is not None and config.cluster.endswith(".toml"):
         paths["calibration"] = Path(config.cluster)
-    found = {}
+    found = _outside(config)
     for what, path in paths.items():
         with suppress(OSError):  # it is refused where it is read
             found[f"{what} in file"] = hashlib.sha256(path.read_bytes()).hexdigest()

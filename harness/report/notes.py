@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.plan.sharding import Placement
+from harness.planning.options import placement_of
 from harness.planning.peers import is_peer
 from harness.records.cell import CellRecord
 from harness.report.format import drift_of, short
@@ -115,9 +116,9 @@ def uneven(records: Sequence[CellRecord]) -> list[str]:
         if is_peer(text) or entry.imbalance is None:
             continue
         chosen = strategy(text)
-        name = chosen.strategy.name
-        if "placement" in chosen.strategy.accepts:
-            rows.setdefault(name, set()).add(chosen.options.placement)
+        name, placement = chosen.strategy.name, placement_of(chosen.options)
+        if placement is not None:
+            rows.setdefault(name, set()).add(placement)
             worst[name] = max(worst.get(name, 1.0), entry.imbalance)
     notes = []
     for name, had in rows.items():

@@ -24,8 +24,8 @@ from harness.report.format import (
     worst_error,
 )
 from harness.report.notes import apart, crowded, drifting, refusals, same_plans, trusted, uneven
+from strategies import BASE
 
-_BASE = "ring"
 _MIB = 2**20
 _NAME = 30
 """The longest name that is not broken."""
@@ -198,7 +198,7 @@ def measured_table(records: Sequence[CellRecord], width: int) -> Table:
     names = [unprefixed(entry.label) for entry in records]
     strategy = _longest("strategy", names, width - _FIGURES)
     table.add_column("strategy", min_width=strategy, no_wrap=True)
-    for name in ("ms", "p20-p80", "vs ring", "error", "MiB", "wait", "imbal"):
+    for name in ("ms", "p20-p80", f"vs {BASE}", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
     best, base, drift = _best(records), _base(records), drift_of(records)
     for entry, name in zip(records, names, strict=True):
@@ -243,4 +243,4 @@ def _best(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
 
 def _base(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
     """By pattern, the record of the strategy that others are compared with."""
-    return {e.config.pattern: e for e in records if e.config.strategy == _BASE and e.ok}
+    return {e.config.pattern: e for e in records if e.config.strategy == BASE and e.ok}

@@ -196,7 +196,7 @@ def _predict(
         known[key] = structure_of(small, fitted, folder)
     made = known[key].at(config.seqlen_q)
     direction = config.direction
-    rounded = strategy(config.strategy).options.round_sent
+    rounded = strategy(config.strategy).common.round_sent
     problem = replace(config.problem, round_sent=rounded)
     eager = config.runtime is Runtime.EAGER
     prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)

@@ -7,7 +7,7 @@ from harness.cluster.machine import Cluster
 from harness.errors import UnsupportedError
 from harness.training.footprint import Footprint, Limit, footprint, max_context, on_cluster
 from harness.training.models import Model
-from harness.training.stack import HOST_BYTES, RELEASED, Column, Stack
+from harness.training.stack import HOST_BYTES, Column, Stack, released
 from harness.training.step_time import StepTime, step_time
 
 
@@ -98,7 +98,7 @@ def _answer(question: Question, name: str) -> Answer:
     return Answer(
         name=name,
         strategy=chosen.text,
-        released=chosen.strategy.name in RELEASED,
+        released=released(chosen) is not None,
         limits=limits,
         seqlen=seqlen,
         at=prints.get(Column.RELEASED),

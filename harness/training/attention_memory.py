@@ -1,8 +1,9 @@
 """What attention holds in one block of a model, per rank, at any length: the ledger, scaled.
 
 There is one truth, the ledger of the plan. All that it counts is proportional to tokens once the
-weights are counted elsewhere, so a plan of few tokens tells the bytes of many. FPDT has parts of a
-fixed length: what it holds grows by the same amount with each part, so two plans tell the rest.
+weights are counted elsewhere, so a plan of few tokens tells the bytes of many. Where a strategy has
+parts of a fixed length, what it holds grows by the same amount with each, so two plans tell the
+rest.
 """
 
 from collections.abc import Mapping
@@ -16,10 +17,11 @@ from harness.plan.problem import Direction
 from harness.plan.residency import Program
 from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Memory
-from harness.planning.strategy import Chosen, Context
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
 from harness.training.models import Model
 from harness.verify.proof import verify
-from strategies import fpdt, strategy
+from strategies import strategy
 
 _TOKENS = 2048  # of a rank in the plan that is scaled; each strategy cuts them evenly
 _PART = 64  # of a rank's part in the plans that are scaled
@@ -71,21 +73,52 @@ def attention_held(
         UnsupportedError: The strategy cannot do it.
     """
     assert Use.WEIGHTS in counting.apart  # they do not grow with tokens
-    if chosen.strategy.name == "fpdt" and chosen.options.parts is None:
-        return _in_parts(model, chosen, cp, gpus_per_node, seqlen, counting)
+    parts = fixed_parts(model, chosen, cp, gpus_per_node, seqlen)
+    if parts is not None:
+        return _in_parts(model, chosen, cp, gpus_per_node, seqlen, counting, parts=parts)
     at = _TOKENS * cp
     whole = _held(model, chosen.text, cp, gpus_per_node, at, counting)
     return _scaled(whole, Fraction(seqlen, at))
 
 
+def fixed_parts(
+    model: Model, chosen: Chosen, cp: int, gpus_per_node: int, seqlen: int
+) -> int | None:
+    """Return how many parts of a fixed length a plan has.
+
+    Returns:
+        None where its parts are no fixed length: it has none, or was told how many.
+    """
+    grows = chosen.strategy.training.grows
+    if grows is None or getattr(chosen.options, grows) is not None:
+        return None
+    context = Context(gpus_per_node=gpus_per_node)
+    filled = chosen.resolved(model.layer(cp, seqlen), Direction.FORWARD, context)
+    parts: int = getattr(filled.options, grows)
+    return parts
+
+
+def with_parts(chosen: Chosen, count: int) -> Chosen:
+    """Return a strategy whose plan has parts of a fixed length with so many of them."""
+    grows = chosen.strategy.training.grows
+    assert grows is not None  # its parts were counted
+    return replace(chosen, options=replace(chosen.options, **{grows: count}))
+
+
 def _in_parts(
-    model: Model, chosen: Chosen, cp: int, gpus_per_node: int, seqlen: int, counting: Counting
+    model: Model,
+    chosen: Chosen,
+    cp: int,
+    gpus_per_node: int,
+    seqlen: int,
+    counting: Counting,
+    *,
+    parts: int,
 ) -> Held:
-    parts = max(2, -(-seqlen // fpdt.PART_TOKENS))
     scale = Fraction(seqlen, parts * cp * _PART)
 
     def held(count: int) -> Held:
-        text = Chosen(chosen.strategy, replace(chosen.options, parts=count)).text
+        text = with_parts(chosen, count).text
         return _held(model, text, cp, gpus_per_node, count * cp * _PART, counting)
 
     if parts <= _FEW:

@@ -13,11 +13,11 @@ Source: released scripts and code of arXiv:2602.21196, and arXiv:2506.13996 for 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.cluster.machine import Cluster
 from harness.memory.counting import Use
-from harness.planning.strategy import Chosen
+from harness.planning.chosen import Chosen
 from harness.training.attention_memory import Held, attention_held
 from harness.training.models import Model
 from harness.training.stack import (
@@ -77,10 +77,13 @@ class Limit:
 
 
 def on_cluster(name: str, machine: Cluster) -> Chosen:
-    """Return a strategy as it is run on a cluster: UPipe's stages stay inside a node."""
-    if name == "upipe" and machine.nodes > 1:
-        name = f"upipe:ring={machine.nodes}"
-    return strategy(name)
+    """Return a strategy as it is run on a cluster, where it has a way for several nodes."""
+    chosen = strategy(name)
+    on_nodes = chosen.strategy.training.on_nodes
+    plain = name == chosen.strategy.name  # whoever gives options has chosen
+    if machine.nodes == 1 or on_nodes is None or not plain:
+        return chosen
+    return replace(chosen, options=on_nodes(machine.nodes))
 
 
 def footprint(

@@ -1,16 +1,17 @@
 """The training stack around attention: what it keeps, recomputes, cuts up and sends to the host.
 
-The same stack carries every strategy. What released code adds to its strategy is named here, in
-`RELEASED`, and nowhere else.
+The same stack carries every strategy. What released code adds to its strategy, the strategy says
+itself; see `released`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from harness.cluster.machine import Cluster, Link
 from harness.memory.counting import ALGORITHM, Counting, Use
-from harness.planning.strategy import Chosen
+from harness.planning.chosen import Chosen
+from harness.planning.released import PLAIN, Holding, Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,30 +57,16 @@ class Column(StrEnum):
     IMPLEMENTATION = "implementation"
     """The same flags for all: float32 sums, results of kernels and what kernels hold inside."""
     RELEASED = "released"
-    """As the released code of the strategy holds it; see `RELEASED`."""
+    """As the released code of the strategy holds it; see `released`."""
 
 
 _ALGORITHM = replace(ALGORITHM, apart=_ELSEWHERE)
-_IMPLEMENTATION = replace(_ALGORITHM, wide_sums=True, results=True, scratch=True)
-_LEAN = replace(_ALGORITHM, results=True, scratch=True)
-_RING_LOOP = replace(_IMPLEMENTATION, rotary=True, loop=True)
 
-RELEASED: Mapping[str, Counting] = {
-    # yunchang and ring-flash-attention: Ulysses too runs the ring's loop, for a ring of one, with
-    # float32 sums, buffers to receive, and a float32 rotary that makes copies
-    "ring": _RING_LOOP,
-    "ring-classic": _RING_LOOP,
-    "zigzag": _RING_LOOP,
-    "stripe": _RING_LOOP,
-    "ulysses": _RING_LOOP,
-    "usp": _RING_LOOP,
-    # untied-ulysses: returns before that loop, sums in bfloat16, rotates in place
-    "upipe": _LEAN,
-    # DeepSpeed's fpdt_layer.py: each part through the kernel alone; what rests on the host stays
-    # there until backward ends, dq in float32
-    "fpdt": replace(_IMPLEMENTATION, held=True),
-}
-"""How the released code of a strategy holds memory, where there is one."""
+
+def released(chosen: Chosen) -> Released[Any] | None:
+    """Return how released code runs a strategy; None where there is none."""
+    known = chosen.strategy.training.released
+    return None if known is None else known(chosen.options)
 
 
 def counting(column: Column, chosen: Chosen) -> Counting:
@@ -88,19 +75,20 @@ def counting(column: Column, chosen: Chosen) -> Counting:
         case Column.ALGORITHM:
             return _ALGORITHM
         case Column.IMPLEMENTATION:
-            return _IMPLEMENTATION
+            return _held(PLAIN)
         case Column.RELEASED:
-            name = chosen.strategy.name
-            if name == "upipe" and (chosen.options.ring or 1) > 1:
-                return _RING_LOOP  # over a ring it takes the ring's loop as well
-            return RELEASED.get(name, _IMPLEMENTATION)
+            known = released(chosen)
+            return _held(PLAIN if known is None else known.holding)
+
+
+def _held(holding: Holding) -> Counting:
+    return replace(_ALGORITHM, **asdict(holding))
 
 
 def as_planned(column: Column, chosen: Chosen) -> Chosen:
     """Return the strategy as a column plans it: released rings send everything, needed or not."""
-    if column is Column.RELEASED and RELEASED.get(chosen.strategy.name) is _RING_LOOP:
-        return Chosen(chosen.strategy, replace(chosen.options, prune=False))
-    return chosen
+    known = released(chosen) if column is Column.RELEASED else None
+    return chosen if known is None else replace(chosen, options=known.options)
 
 
 # What the machine gives ---------------------------------------------------------------------
@@ -138,4 +126,4 @@ def as_run(machine: Cluster) -> Cluster:
 EFFICIENCY_BACKWARD = 0.58
 EFFICIENCY_LINEAR = 0.49
 HOST_REST_BYTES_PER_S = 5.8e9
-"""FPDT alone: how fast the host takes what comes to rest there."""
+"""How fast the host takes what comes to rest there between two directions."""

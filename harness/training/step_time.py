@@ -9,7 +9,7 @@ of the quick clock (`simulate.task_costs`), in the order and overlap that the si
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import prod
 
@@ -18,12 +18,17 @@ from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Program
 from harness.plan.sizes import tile_flops
 from harness.plan.tasks import Collective, Free, Linear, Place, Tile, Transfer, legs_of, ranks_of
-from harness.planning.strategy import Chosen
+from harness.planning.chosen import Chosen
 from harness.simulate.queues import Stream, number_of, stream_of
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Work, work_of
 from harness.simulate.task_costs import costs_on
-from harness.training.attention_memory import attention_held, program_of
+from harness.training.attention_memory import (
+    attention_held,
+    fixed_parts,
+    program_of,
+    with_parts,
+)
 from harness.training.models import Model
 from harness.training.stack import (
     DEFAULT,
@@ -33,11 +38,11 @@ from harness.training.stack import (
     as_planned,
     as_run,
     counting,
+    released,
 )
-from strategies import fpdt
 
 _VALUE = 2  # bytes of bfloat16
-_KNOTS = (4, 5, 6)  # parts of the plans from which FPDT's times are extended
+_KNOTS = (4, 5, 6)  # parts of the plans from which times of more parts are extended
 _LIGHT_PASSES = 340
 """How often norms, residual sums, rotations and SwiGLU of a block move a hidden state in a step.
 
@@ -143,7 +148,7 @@ def step_time(
     if stack.checkpoint and stack.offload:
         moved = 2 * (model.layers - 1) * state
         terms["offload"] = moved / machine.host_link.bandwidth_bytes_per_s
-    again = _again_bytes(model, planned, machine, tokens, passes, column)
+    again = _again_bytes(model, planned, machine, seqlen, passes, column)
     terms["exposed"] += model.layers * again / machine.nic.bandwidth_bytes_per_s
     terms["resting"] = model.layers * _resting_s(model, planned, machine, seqlen, passes)
     states = 2 * stack.state_bytes * model.parameters / machine.gpus  # read and written
@@ -152,30 +157,22 @@ def step_time(
 
 
 def _again_bytes(
-    model: Model, chosen: Chosen, machine: Cluster, tokens: float, passes: int, column: Column
+    model: Model, chosen: Chosen, machine: Cluster, seqlen: int, passes: int, column: Column
 ) -> float:
-    """Bytes that released UPipe over a ring sends between nodes, per rank and layer, beyond need.
-
-    In each stage it passes queries around forward, and keys with float32 dk and dv backward; the
-    plan here passes the keys of a chunk around once for all its stages.
-    """
-    ring = chosen.options.ring or 1
-    if chosen.strategy.name != "upipe" or ring == 1 or column is not Column.RELEASED:
+    """Bytes that released code sends between nodes, per rank and layer, beyond need."""
+    known = released(chosen) if column is Column.RELEASED else None
+    if known is None or known.extra_bytes is None:
         return 0.0
-    wide, one = 4, tokens * model.head_dim
-    kv = max(model.heads_kv, machine.gpus // ring)
-    stages = model.heads_q // kv
-    needed = 2 * kv * _VALUE * (ring - 1)
-    forward = model.heads_q * _VALUE * (ring - 1) - needed
-    backward = (stages - 1) * 2 * kv * (_VALUE * (ring - 1) + wide * ring)
-    return one * (passes * max(0, forward) + backward)
+    problem = model.layer(machine.gpus, seqlen)
+    forward, backward = (known.extra_bytes(problem, direction) for direction in Direction)
+    return passes * forward + backward
 
 
 def _resting_s(model: Model, chosen: Chosen, machine: Cluster, seqlen: int, passes: int) -> float:
     """Time in which what comes to rest on the host gets there, which nothing hides.
 
-    Only FPDT lets anything rest. Each part takes fresh pinned memory for each of its tensors and
-    waits for it, which is far slower than the link.
+    Released code takes fresh pinned memory for each tensor of each part and waits for it, which is
+    far slower than the link (DeepSpeed, fpdt_layer.py).
     """
     held = attention_held(
         model,
@@ -194,16 +191,16 @@ def layer_time(
 ) -> LayerTime:
     """Simulate one direction of one attention layer.
 
-    FPDT has parts of a fixed length, so that its tasks are many: in their number each term is a
-    polynomial of second degree, and is extended from plans of few parts.
+    A plan with parts of a fixed length has many tasks: in their number each term is a polynomial
+    of second degree, and is extended from plans of few parts.
     """
-    if chosen.strategy.name != "fpdt" or chosen.options.parts is not None:
+    parts = fixed_parts(model, chosen, machine.gpus, machine.gpus_per_node, seqlen)
+    if parts is None:
         return _layer_time(model, chosen.text, machine, seqlen, direction)
-    parts = max(2, -(-seqlen // fpdt.PART_TOKENS))
     part = -(-seqlen // parts)
 
     def at(count: int) -> LayerTime:
-        text = Chosen(chosen.strategy, replace(chosen.options, parts=count)).text
+        text = with_parts(chosen, count).text
         return _layer_time(model, text, machine, count * part, direction)
 
     if parts <= max(_KNOTS):

@@ -18,7 +18,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +26,8 @@ from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.reader import from_json
 from harness.planning.levels import Level, read_levels, spell_levels
-from harness.planning.strategy import Context, Options, Strategy
+from harness.planning.options import SECONDS, Reader, option
+from harness.planning.strategy import Context, Strategy
 from strategies.ultraattn.fallbacks import or_others
 from strategies.ultraattn.finish import seconds_of
 from strategies.ultraattn.plan_store import Kept, kept, key_of
@@ -42,6 +43,30 @@ _SEARCHES = (
 _MANY = 32  # ranks from which what is no search takes the most time
 
 
+def _levels(value: str) -> str:
+    return spell_levels(read_levels(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a user may choose of the search."""
+
+    levels: str = option(
+        "all",
+        f"levels that are planned, of {', '.join(Level)}",
+        reader=Reader(_levels, "all or none or names joined by +"),
+    )
+    seconds: float = option(2.0, "processor time for each distinct tiling", reader=SECONDS)
+    prove: bool = option(False, "search for proofs, up to a minute for each tiling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Search):
+    """What a user may choose."""
+
+    candidates: bool = option(False, "take another strategy's plan where it is faster")
+
+
 def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
@@ -52,7 +77,7 @@ def plan(
 
 
 def plan_published(
-    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+    problem: Problem, direction: Direction, options: Search, context: Context, name: str
 ) -> Plan:
     """Plan as the public code does; legal for every problem."""
     mode = replace(_mode(options), published=True)
@@ -67,7 +92,7 @@ def report(
 
 
 def report_published(
-    problem: Problem, direction: Direction, options: Options, context: Context
+    problem: Problem, direction: Direction, options: Search, context: Context
 ) -> Mapping[str, Any]:
     """Return what each level of the published kind of plan came to."""
     mode = replace(_mode(options), published=True)
@@ -108,7 +133,7 @@ _USUAL: Mapping[str, Any] = {
 _MADE_FOR = "bfloat16, head_dim 128, batch 1"
 
 
-def _mode(options: Options) -> Mode:
+def _mode(options: Search) -> Mode:
     return Mode(
         levels=read_levels(options.levels),
         seconds=options.seconds,
@@ -164,15 +189,13 @@ def _both(
     return kept(f"{name}:candidates=true" if compared else name, key, make, read)
 
 
-_ACCEPTS = frozenset({"levels", "seconds", "prove"})
-
 STRATEGY = Strategy(
     name=NAMES[False],
     summary="solves for which rank computes each block",
     paper=PAPER,
     plan=plan,
     report=report,
-    accepts=_ACCEPTS | {"candidates"},
+    defaults=Options(),
 )
 
 PUBLISHED = Strategy(
@@ -181,5 +204,5 @@ PUBLISHED = Strategy(
     paper=PAPER,
     plan=plan_published,
     report=report_published,
-    accepts=_ACCEPTS,
+    defaults=Search(),
 )

@@ -38,8 +38,15 @@ def test_a_text_is_printed_in_one_way(typed: str, canonical: str) -> None:
     assert canonical == make_pattern(typed, 12).text
 
 
-@pytest.mark.parametrize("name", [name for name in PATTERNS if name not in ("documents", "table")])
-def test_every_name_makes_a_pattern_without_parameters(name: str) -> None:
+ALONE = [
+    name
+    for name, kind in PATTERNS.items()
+    if all(parameter.default is not None for parameter in kind.parameters.values())
+]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_name_whose_parameters_have_defaults_makes_a_pattern_alone(name: str) -> None:
     pattern = make_pattern(name, 33)
 
     assert name == pattern.text

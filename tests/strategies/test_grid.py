@@ -7,10 +7,10 @@ from harness.explain.volumes import received_bytes
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, CollectiveKind, Tensor, Tile, Transfer
+from harness.planning.block_assignment import least_volume
 from harness.verify.proof import check_pair, verify
 from patterns import make_pattern
 from strategies import strategy
-from strategies.grid import least_volume
 from tests.harness.numeric import wrong
 
 CP, Y, X = 12, 4, 3

@@ -26,7 +26,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, contiguous, split
 from harness.plan.tasks import Tensor, Tile
 from harness.planning.builder import PlanBuilder
-from harness.planning.rings import finish_tokens, hold_tokens
+from harness.planning.token_owners import finish_tokens, hold_tokens
 from harness.prepare.verified_plans import planned
 from harness.records.config import Config
 from harness.verify.proof import verify

@@ -11,8 +11,7 @@ import pytest
 from harness.cluster.presets import CLUSTERS
 from harness.commands import listing
 from harness.plan.problem import Dtype
-from harness.planning.options import LAYER_OPTIONS, OPTIONS
-from harness.planning.strategy import Options
+from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, Common, options_of
 from harness.training.models import MODELS
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
@@ -71,8 +70,11 @@ def test_every_option_of_every_strategy_is_listed(capsys: pytest.CaptureFixture[
     entries = json.loads(capsys.readouterr().out)["strategies"]
     listed = {entry["name"]: {option["name"] for option in entry["options"]} for entry in entries}
 
-    assert listed == {name: set(found.accepts) for name, found in EVERY_STRATEGY.items()}
-    assert {field.name for field in fields(Options)} == set(OPTIONS)
+    assert listed == {
+        name: {field.name for field in fields(found.defaults)}
+        for name, found in EVERY_STRATEGY.items()
+    }
+    assert {*COMMON_OPTIONS, *LAYER_OPTIONS} == set(options_of(Common))
 
 
 def test_what_every_strategy_takes_of_layers_is_listed_once(

@@ -12,7 +12,7 @@ from harness.explain.overlap_rule import LINKS, hiding_block_tokens
 from harness.plan.imbalance import imbalance_lockstep, imbalance_total, work_by_rank
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Tile
-from harness.planning.strategy import Chosen
+from harness.planning.chosen import Chosen
 from patterns import make_pattern
 from strategies import STRATEGIES, quick, strategy
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.volumes import closed_form, received_bytes
+from harness.explain.volumes import received_bytes
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Leg, Memory, Transfer
-from harness.planning.strategy import Context
 from patterns import make_pattern
-from strategies import STRATEGIES, strategy, usp
+from strategies import STRATEGIES, strategy
 
 MIB = 2**20
 SPELLED = (
@@ -58,11 +57,7 @@ def problem(
 
 
 def by_formula(text: str, asked: Problem, direction: Direction) -> tuple[int, ...] | None:
-    chosen = strategy(text)
-    ulysses = 1
-    if chosen.strategy.name == "usp":
-        ulysses, _ = usp.degrees(asked, chosen.options, Context())
-    form = closed_form(chosen, asked, direction, ulysses=ulysses)
+    form = strategy(text).volume(asked, direction)
     return None if form is None else form.received_bytes
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.planning.options import OPTIONS
-from harness.planning.strategy import Context, accepted
+from harness.planning.options import options_of
+from harness.planning.strategy import Context
 from patterns import make_pattern
 from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, strategy
 
@@ -37,8 +37,8 @@ def test_what_is_resolved_is_what_is_planned(name: str, direction: Direction) ->
     chosen, wanted = strategy(name), problem(name)
     resolved = chosen.resolved(wanted, direction, CONTEXT)
 
-    for option, value in accepted(chosen.strategy).items():
-        assert value or getattr(resolved.options, option) is not None, option
+    for option in options_of(chosen.options):
+        assert getattr(resolved.options, option) is not None, option
     plans = [way.plan(wanted, direction, CONTEXT) for way in (chosen, resolved)]
     assert unnamed(plans[0]) == unnamed(plans[1])
     assert strategy(resolved.text) == resolved
@@ -93,8 +93,9 @@ def test_nothing_is_said_of_meshes_where_there_is_none() -> None:
 
 def test_every_option_without_a_default_says_what_is_taken() -> None:
     for found in EVERY_STRATEGY.values():
-        for option, value in accepted(found).items():
-            assert value or OPTIONS[option].unset, (found.name, option)
+        for name, option in options_of(found.defaults).items():
+            open_to_choice = getattr(found.defaults, name) is None
+            assert open_to_choice == bool(option.unset), (found.name, name)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from harness.check.cell import check, run_both
 from harness.check.run import check_group
 from harness.execute.transport import LocalTransport
-from harness.explain.volumes import closed_form, received_bytes
+from harness.explain.volumes import received_bytes
 from harness.oracle.reference import inputs_of
 from harness.oracle.tolerance import Tolerance, limit
 from harness.plan.plan import Plan, to_json
@@ -123,7 +123,7 @@ def test_the_closed_form_counts_what_is_rounded(name: str) -> None:
     asked = replace(problem(scope=Scope.ATTENTION), pattern=make_pattern("full", 48))
     chosen = strategy(f"{name}:round_sent=true")
     plan = chosen.plan(asked, Direction.BACKWARD)
-    form = closed_form(chosen, plan.problem, Direction.BACKWARD, ulysses=4)
+    form = chosen.volume(plan.problem, Direction.BACKWARD)
     assert form is not None
     assert form.received_bytes == received_bytes(plan)
 
