@@ -46,7 +46,7 @@ class Ring:
     came_from: Callable[[int, int], Holder]
 
 
-def circulate(b: PlanBuilder, ring: Ring) -> None:
+def circulate(b: PlanBuilder, *rings: Ring) -> None:
     """Let every rank's keys visit the other ranks, attending at each stop.
 
     At a step each rank first passes on what later steps need, then attends what visits it, so that
@@ -55,34 +55,21 @@ def circulate(b: PlanBuilder, ring: Ring) -> None:
 
     With `b.prune`, keys go no further than somebody needs them, and gradients skip ranks that have
     nothing to add; without, everything travels the whole ring as in the original algorithm.
+
+    Args:
+        b: Collects the tasks.
+        rings: One, or several that turn at the same time, step by step, with keys of their own.
     """
-    needs = _needs(b, ring)
-    grads = _GradientRoutes(b, ring) if b.direction is Direction.BACKWARD else None
-    ranks = range(len(ring.seats))
-    onward: dict[Holder, list[Holder]] = {}
-    for step in range(1, ring.steps):
-        for rank in ranks:
-            onward.setdefault(ring.came_from(rank, step), []).append((rank, step))
-    for step in range(ring.steps):
-        for rank in ranks:
-            for following in onward.get((rank, step), ()):
-                seat = ring.seats[following[0]]
-                b.send(rank, following[0], KV, needs[following], seat.heads, version=seat.version)
-        for rank in ranks:
-            seat, source = ring.seats[rank], ring.seats[ring.source(rank, step)]
-            b.tile(
-                rank,
-                seat.q,
-                source.kv,
-                seat.heads,
-                q_version=seat.version,
-                kv_version=seat.version,
-            )
-        if grads is not None:
-            for rank in ranks:
-                grads.pass_on(rank, step)
-    if grads is not None:
-        grads.come_home()
+    rounds = [_Round(b, ring) for ring in rings]
+    for step in range(max(ring.steps for ring in rings)):
+        for each in rounds:
+            each.send(step)
+        for each in rounds:
+            each.attend(step)
+        for each in rounds:
+            each.pass_on(step)
+    for each in rounds:
+        each.come_home()
 
 
 def ring_attention(
@@ -121,6 +108,43 @@ def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
             if step:
                 onward.setdefault(ring.came_from(rank, step), set()).update(mine)
     return needs
+
+
+class _Round:
+    """What the ranks of one ring do at each step."""
+
+    def __init__(self, b: PlanBuilder, ring: Ring) -> None:
+        self.b, self.ring, self.needs = b, ring, _needs(b, ring)
+        self.grads = _GradientRoutes(b, ring) if b.direction is Direction.BACKWARD else None
+        self.onward: dict[Holder, list[Holder]] = {}
+        for step in range(1, ring.steps):
+            for rank in range(len(ring.seats)):
+                self.onward.setdefault(ring.came_from(rank, step), []).append((rank, step))
+
+    def send(self, step: int) -> None:
+        """Pass on the keys that visit at a step to whom they visit next."""
+        for rank in range(len(self.ring.seats)):
+            for following in self.onward.get((rank, step), ()):
+                seat = self.ring.seats[following[0]]
+                keys = self.needs[following]
+                self.b.send(rank, following[0], KV, keys, seat.heads, version=seat.version)
+
+    def attend(self, step: int) -> None:
+        """Attend the keys that visit at a step."""
+        for rank, seat in enumerate(self.ring.seats) if step < self.ring.steps else ():
+            kv, version = self.ring.seats[self.ring.source(rank, step)].kv, seat.version
+            self.b.tile(rank, seat.q, kv, seat.heads, q_version=version, kv_version=version)
+
+    def pass_on(self, step: int) -> None:
+        """Pass on the gradients of the keys that visit at a step."""
+        if self.grads is not None and step < self.ring.steps:
+            for rank in range(len(self.ring.seats)):
+                self.grads.pass_on(rank, step)
+
+    def come_home(self) -> None:
+        """Fold the gradients that travelled into their owners'."""
+        if self.grads is not None:
+            self.grads.come_home()
 
 
 class _GradientRoutes:
