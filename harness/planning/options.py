@@ -137,8 +137,15 @@ LAYER_OPTIONS = ("checkpoint", "offload", "sum_gradients")
 
 
 def options_of(options: object) -> Mapping[str, Option]:
-    """Return the options of a dataclass of options, or of a value of one, by name."""
+    """Return the options of a dataclass of options, or of a value of one, by name.
+
+    Raises:
+        ValueError: A field was not made by `option`.
+    """
     values: Any = options
+    for each in fields(values):
+        if _KEY not in each.metadata:
+            raise ValueError(f"option {each.name} must be a field that `option` made")
     return {each.name: each.metadata[_KEY] for each in fields(values)}
 
 
