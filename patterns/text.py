@@ -2,23 +2,28 @@
 
 import re
 from collections.abc import Mapping
+from pkgutil import resolve_name
 
-from patterns import dense, documents, outside, tables
+from patterns import outside
 from patterns.kind import Kind, Values
 from patterns.pattern import LONGEST, Pattern
 
 PATTERNS: Mapping[str, Kind] = {
-    "full": dense.FULL,
-    "causal": dense.CAUSAL,
-    "window": dense.WINDOW,
-    "documents": documents.DOCUMENTS,
-    "strided": tables.STRIDED,
-    "strided_original": tables.STRIDED_ORIGINAL,
-    "global_local": tables.GLOBAL_LOCAL,
-    "star": tables.STAR,
-    "streaming": tables.STREAMING,
-    "table": tables.TABLE,
+    name: resolve_name(f"patterns.{where}")
+    for name, where in {
+        "full": "dense:FULL",
+        "causal": "dense:CAUSAL",
+        "window": "dense:WINDOW",
+        "documents": "documents:DOCUMENTS",
+        "strided": "tables:STRIDED",
+        "strided_original": "tables:STRIDED_ORIGINAL",
+        "global_local": "tables:GLOBAL_LOCAL",
+        "star": "tables:STAR",
+        "streaming": "tables:STREAMING",
+        "table": "tables:TABLE",
+    }.items()
 }
+"""Name, and file and name in it; one a line."""
 
 
 def make_pattern(
