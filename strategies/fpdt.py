@@ -1,4 +1,4 @@
-"""FPDT: Ulysses in parts of the sequence; what waits for its turn rests on the host.
+"""FPDT: Ulysses chunk by chunk of the sequence (`parts`); what waits rests on the host.
 
 Every rank owns a share of each part. Forward projects a part, trades tokens for heads, and attends
 the keys of the parts that it needs, fetched from the host one by one; the next keys come while the
@@ -18,7 +18,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, split
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.chunked_layer import PartedLayer
+from harness.planning.chunked_layer import ChunkedLayer
 from harness.planning.layer_verbs import only_layers
 from harness.planning.options import option
 from harness.planning.released import PLAIN, Released, Training
@@ -59,7 +59,7 @@ def plan(
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys)
-    return PartedLayer(b, parts).plan()
+    return ChunkedLayer(b, parts).plan()
 
 
 def _parts(problem: Problem, options: Options) -> int:

@@ -1,6 +1,8 @@
-"""Layers in parts of the sequence, the rest on the host: the machine behind FPDT.
+"""Layers chunk by chunk of the sequence, the rest on the host: the machine behind FPDT.
 
-A rank holds one part of queries and two of keys: those that it attends, and those that come next.
+The paper's chunk is a `part` here, because a chunk of a plan is what one rank owns of it. A rank
+holds one part of queries and two of keys: those that it attends, and those that come next (the
+paper's double buffer).
 """
 
 from collections.abc import Iterable
@@ -28,7 +30,7 @@ _ROWS = (Tensor.Q, Tensor.LSE, Tensor.DOUT, Tensor.OUT)
 _GATHERED = frozenset({Tensor.Q, Tensor.K, Tensor.V, Tensor.DOUT})
 
 
-class PartedLayer:
+class ChunkedLayer:
     """A layer in parts of the sequence.
 
     Args:
@@ -52,7 +54,7 @@ class PartedLayer:
         """A rank's own chunk of a part."""
         return (self.chunks(part)[rank],)
 
-    def trade(self, part: int) -> HeadGroups:
+    def all_to_all(self, part: int) -> HeadGroups:
         """A trade of a part's tokens among all ranks."""
         return HeadGroups((tuple(self.ranks),), self.heads, self.chunks(part))
 
@@ -110,30 +112,30 @@ class PartedLayer:
             # Keys of later parts that this one attends are projected ahead, and rest on the host.
             ahead = range(projected, max([part, *needs]) + 1)
             for kv in ahead:
-                self.bring(kv, KV)
+                self.project_to_heads(kv, KV)
                 for rank in self.ranks:
                     offload(b, rank, self.held(rank, kv, KV))
                     if kv != part or not self.meets(part, part):
                         release(b, rank, self.held(rank, kv, KV))
             projected = max(projected, ahead.stop)
-            self.bring(part, (Tensor.Q,))
+            self.project_to_heads(part, (Tensor.Q,))
             first = [part] if self.meets(part, part) else []
             self.attend(part, [*first, *needs], set(first) if part in ahead else set())
-            self.settle(part)
+            self.finish_part(part)
         for rank in self.ranks:
             b.save_piece(Place(rank), b.exact_piece(Tensor.X, b.queries.owned[rank], NO_HEADS))
             for place, piece in self.resting(rank):
                 b.save_piece(place, piece)
         return b.build()
 
-    def bring(self, part: int, tensors: tuple[Tensor, ...]) -> None:
-        """Project a part and trade it."""
+    def project_to_heads(self, part: int, tensors: tuple[Tensor, ...]) -> None:
+        """Project a part, and all-to-all it: tokens become heads."""
         for rank in self.ranks:
             for tensor in tensors:
                 own = self.own(rank, part)
                 project(self.b, rank, self.b.piece(tensor, own, self.b.problem.all_heads))
         for tensor in tensors:
-            to_heads(self.b, self.trade(part), tensor)
+            to_heads(self.b, self.all_to_all(part), tensor)
 
     def attend(self, part: int, needs: list[int], present: set[int]) -> None:
         """Attend a part to others; the next keys are fetched before the present are attended."""
@@ -146,12 +148,12 @@ class PartedLayer:
                 self.tile(rank, part, kv)
                 release(self.b, rank, self.held(rank, kv, KV))
 
-    def settle(self, part: int) -> None:
+    def finish_part(self, part: int) -> None:
         """Finish out and y of a part, and send what backward needs of it to the host."""
         b = self.b
         for rank in self.ranks:
             b.finish(rank, OUT_PARTS, self.chunks(part), self.heads[rank])
-        to_tokens(b, self.trade(part), Tensor.OUT)
+        to_tokens(b, self.all_to_all(part), Tensor.OUT)
         for rank in self.ranks:
             add_output(b, rank, [self.out(rank, part)])
             finish_y(b, rank, self.own(rank, part))
@@ -170,7 +172,7 @@ class PartedLayer:
             self.start(part)
         grown: dict[int, Chunks] = {}
         for kv in self.parts:
-            self.walk(kv, grown)
+            self.attend_keys(kv, grown)
         for rank in self.ranks:
             for part in self.parts:
                 finish_x(b, rank, self.own(rank, part))
@@ -185,14 +187,14 @@ class PartedLayer:
             dout = b.piece(Tensor.DOUT, self.own(rank, part), b.problem.all_heads)
             fetch(b, rank, [self.out(rank, part)])
             start_gradients(b, rank, dout, [self.out(rank, part)])
-        to_heads(b, self.trade(part), Tensor.DOUT)
+        to_heads(b, self.all_to_all(part), Tensor.DOUT)
         for rank in self.ranks:
             offload(b, rank, self.held(rank, part, [Tensor.DOUT]))
             release(b, rank, self.held(rank, part, [Tensor.DOUT]))
         if not any(self.meets(part, kv) for kv in self.parts):
             self.end_rows(part)
 
-    def walk(self, kv: int, grown: dict[int, Chunks]) -> None:
+    def attend_keys(self, kv: int, grown: dict[int, Chunks]) -> None:
         """Let all parts of queries attend a part of keys; the next rows are fetched ahead."""
         b, rows = self.b, [q for q in self.parts if self.meets(q, kv)]
         for rank in self.ranks if rows else ():
@@ -213,7 +215,7 @@ class PartedLayer:
                 self.end_rows(q)
         for rank in self.ranks if rows else ():
             release(b, rank, self.held(rank, kv, KV))
-        done = kv_grads_to_tokens(b, self.trade(kv))
+        done = kv_grads_to_tokens(b, self.all_to_all(kv))
         for rank in self.ranks:
             add_gradients(b, rank, [piece for at, piece in done if at == rank])
 
@@ -226,7 +228,7 @@ class PartedLayer:
         b = self.b
         for rank in self.ranks:
             b.finish(rank, [Tensor.DQ_PART], self.chunks(part), self.heads[rank])
-        to_tokens(b, self.trade(part), Tensor.DQ)
+        to_tokens(b, self.all_to_all(part), Tensor.DQ)
         for rank in self.ranks:
             own = self.own(rank, part)
             add_gradients(b, rank, [b.piece(Tensor.DQ, own, b.problem.all_heads, GATHERED)])

@@ -1,12 +1,12 @@
 """Layers in stages of heads: the machine behind UPipe.
 
-A stage projects its heads where the tokens live, trades tokens for heads, attends, and trades back.
-What a stage brings stays as long as later stages need it.
+A stage projects its heads where the tokens live, moves them by an all-to-all, attends, and moves
+out back by another. K and V stay until the last stage that uses them, and are released then.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
@@ -25,7 +25,7 @@ from harness.planning.layer_verbs import (
     start_gradients,
 )
 
-O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options, as `ShapeOptions`
+O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options
 
 
 class Shape(NamedTuple):
@@ -39,35 +39,20 @@ class Shape(NamedTuple):
     """U: query heads of a stage, over all ranks of a group."""
 
 
-class ShapeOptions(Protocol):
-    """What a strategy's options say of its shape."""
-
-    @property
-    def ring(self) -> int:
-        """Groups of the ring."""
-
-    @property
-    def stage_heads(self) -> int | None:
-        """U; None is one head a rank."""
-
-    @property
-    def short_last(self) -> bool:
-        """Whether the last stage may take what is left."""
-
-
-def stage_shape(name: str, heads: int, cp: int, options: ShapeOptions) -> Shape:
+def stage_shape(name: str, heads: int, cp: int, options: object) -> Shape:
     """Return the shape for so many query heads.
 
     Args:
         name: Of the strategy that asks, for what may be typed instead.
         heads: Query heads.
         cp: Ranks.
-        options: What was asked for.
+        options: With `ring`, `stage_heads` (U; None is one head a rank) and `short_last`.
 
     Raises:
         UnsupportedError: They do not divide; names those that do.
     """
-    ring, short_last = options.ring, options.short_last
+    asked: Any = options
+    ring, short_last = asked.ring, asked.short_last
     rings = [r for r in range(1, cp + 1) if cp % r == 0 and heads % (cp // r) == 0]
     if ring not in rings:
         raise UnsupportedError(
@@ -76,7 +61,7 @@ def stage_shape(name: str, heads: int, cp: int, options: ShapeOptions) -> Shape:
             tuple(f"{name}:ring={r}" for r in rings),
         )
     ranks = cp // ring
-    u = options.stage_heads or ranks
+    u = asked.stage_heads or ranks
     divides = u <= heads if short_last else heads % u == 0
     if u % ranks or not divides:
         groups = f"{name}:ring={ring}," if ring > 1 else f"{name}:"
@@ -134,12 +119,12 @@ class Stages:
         """Query heads of a stage, over all ranks."""
         return _union(self.heads[stage])
 
-    def arriving(self, stage: int) -> tuple[int, ...]:
+    def new_kv(self, stage: int) -> tuple[int, ...]:
         """Per rank, all query heads of the KV heads that come to it in a stage."""
         earlier = _union(self._kv_heads(before) for before in range(stage))
         return self._of_ranks(self._kv_heads(stage) & ~earlier)
 
-    def leaving(self, stage: int) -> tuple[int, ...]:
+    def released_kv(self, stage: int) -> tuple[int, ...]:
         """Per rank, its own query heads of the KV heads that it is done with in a stage."""
         later = _union(self._kv_heads(after) for after in range(stage + 1, len(self.heads)))
         whole = self._of_ranks(self._kv_heads(stage) & ~later)
@@ -149,7 +134,7 @@ class Stages:
         """Query heads of each stage, and KV heads that are done in each, over all ranks."""
         kv_heads = self.problem.kv_heads
         stages = range(len(self.heads))
-        done = [kv_heads(_union(self.leaving(stage))) for stage in stages]
+        done = [kv_heads(_union(self.released_kv(stage))) for stage in stages]
         return [self.in_stage(stage) for stage in stages], [heads for heads in done if heads]
 
     def _kv_heads(self, stage: int) -> int:
@@ -196,7 +181,7 @@ class StagedLayer:
 
     # Who has what ---------------------------------------------------------------------------
 
-    def turn(self, heads: tuple[int, ...]) -> HeadGroups:
+    def all_to_all(self, heads: tuple[int, ...]) -> HeadGroups:
         """A trade of these heads inside the groups."""
         return HeadGroups(self.groups, heads)
 
@@ -222,7 +207,7 @@ class StagedLayer:
         """What a rank keeps of a stage if q, k and v are saved."""
         b, heads = self.b, self.stages.heads[stage][rank]
         q = b.attending_q(self.whole(rank)) if b.prune else self.whole(rank)
-        come = self.stages.arriving(stage)[rank]
+        come = self.stages.new_kv(stage)[rank]
         return [
             b.piece(Tensor.Q, q, heads, GATHERED),
             *(b.piece(tensor, self.keys(rank), come, GATHERED) for tensor in KV),
@@ -231,25 +216,25 @@ class StagedLayer:
 
     # What both directions do ----------------------------------------------------------------
 
-    def bring(self, stage: int) -> None:
-        """Project the heads of a stage and trade tokens for them."""
-        b, come = self.b, self.stages.arriving(stage)
+    def project_to_heads(self, stage: int) -> None:
+        """Project the heads of a stage, and all-to-all them: tokens become heads."""
+        b, new_kv = self.b, self.stages.new_kv(stage)
         new = 0
-        for heads in come:
+        for heads in new_kv:
             new |= heads
         for rank in self.ranks:
             own = b.queries.owned[rank]
             project(b, rank, b.piece(Tensor.Q, own, self.stages.in_stage(stage), self.again))
             for tensor in KV:
                 project(b, rank, b.piece(tensor, own, new, self.again))
-        to_heads(b, self.turn(self.stages.heads[stage]), Tensor.Q, version=self.again)
+        to_heads(b, self.all_to_all(self.stages.heads[stage]), Tensor.Q, version=self.again)
         for tensor in KV:
-            to_heads(b, self.turn(come), tensor, version=self.again)
+            to_heads(b, self.all_to_all(new_kv), tensor, version=self.again)
 
     def attend(self, stage: int) -> None:
         """Attend the own group's keys, then those of the others as they visit."""
         b, heads = self.b, self.stages.heads[stage]
-        come = heads if self.resend else self.stages.arriving(stage)
+        come = heads if self.resend else self.stages.new_kv(stage)
         for step in range(self.ring):
             for rank in self.ranks if step + 1 < self.ring else ():
                 following = (rank + len(self.groups[0])) % len(self.ranks)
@@ -266,10 +251,10 @@ class StagedLayer:
                     kv_version=GATHERED,
                 )
             if self.resend and step:
-                self.dismiss(stage, step)
+                self.release_kv(stage, step)
 
-    def dismiss(self, stage: int, step: int) -> None:
-        """Let the keys that visited at a step go: they were attended, and passed on before."""
+    def release_kv(self, stage: int, step: int) -> None:
+        """Release the keys that visited at a step: they were attended, and passed on before."""
         for rank in self.ranks:
             keys, heads = self.keys(self.visited(rank, step)), self.stages.heads[stage][rank]
             pieces = [self.b.piece(tensor, keys, heads, GATHERED) for tensor in KV]
@@ -286,11 +271,11 @@ class StagedLayer:
         """Plan y, and what is left for backward."""
         b, stages = self.b, self.stages
         for stage in range(len(stages)):
-            self.bring(stage)
+            self.project_to_heads(stage)
             self.attend(stage)
             for rank in self.ranks:
                 b.finish(rank, OUT_PARTS, self.whole(rank), stages.heads[stage][rank])
-            to_tokens(b, self.turn(stages.heads[stage]), Tensor.OUT)
+            to_tokens(b, self.all_to_all(stages.heads[stage]), Tensor.OUT)
         for rank in self.ranks:
             own = b.queries.owned[rank]
             add_output(b, rank, [b.piece(Tensor.OUT, own, b.problem.all_heads, GATHERED)])
@@ -321,31 +306,31 @@ class StagedLayer:
             outs = [self.own_out(rank, stage) for stage in count]
             start_gradients(b, rank, b.piece(Tensor.DOUT, own, b.problem.all_heads), outs)
         for stage in count:
-            turn = self.turn(stages.heads[stage])
+            trade = self.all_to_all(stages.heads[stage])
             if not self.keeps:
-                self.bring(stage)
-                to_heads(b, turn, Tensor.OUT, version=GATHERED, arrive=0)
-            to_heads(b, turn, Tensor.DOUT)
+                self.project_to_heads(stage)
+                to_heads(b, trade, Tensor.OUT, version=GATHERED, arrive=0)
+            to_heads(b, trade, Tensor.DOUT)
             self.attend(stage)
             for rank in self.ranks:
                 b.finish(rank, [Tensor.DQ_PART], self.whole(rank), stages.heads[stage][rank])
-            to_tokens(b, turn, Tensor.DQ)
-            self.into_x(stage)
+            to_tokens(b, trade, Tensor.DQ)
+            self.input_gradients(stage)
         for rank in self.ranks:
             finish_x(b, rank, b.queries.owned[rank])
             output_weight_gradients(b, rank, *stages.sets())
         return b.build()
 
-    def into_x(self, stage: int) -> None:
+    def input_gradients(self, stage: int) -> None:
         """Bring home the gradients of keys that are done with, and add all of a stage to dx."""
-        b, leave = self.b, self.stages.leaving(stage)
+        b, released = self.b, self.stages.released_kv(stage)
         for step in range(1, self.ring):
             for rank in self.ranks:
                 home = self.visited(rank, step)
                 keys = b.needed_kv(self.whole(rank), self.keys(home))
-                b.send(rank, home, KV_GRADS, keys, leave[rank], arrive=from_rank(rank))
-                b.merge(home, KV_GRADS, keys, leave[rank], from_rank(rank))
-        done = kv_grads_to_tokens(b, self.turn(leave)) if any(leave) else []
+                b.send(rank, home, KV_GRADS, keys, released[rank], arrive=from_rank(rank))
+                b.merge(home, KV_GRADS, keys, released[rank], from_rank(rank))
+        done = kv_grads_to_tokens(b, self.all_to_all(released)) if any(released) else []
         for rank in self.ranks:
             own, heads = b.queries.owned[rank], self.stages.in_stage(stage)
             grads = [b.piece(Tensor.DQ, own, heads, GATHERED)]

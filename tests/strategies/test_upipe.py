@@ -133,7 +133,7 @@ def test_every_query_head_finds_its_own_kv_head_which_came_once() -> None:
         stages = Stages(problem, upipe.head_stages(problem, ranks, u))
         here, done = [0] * ranks, [0] * ranks
         for stage in range(len(stages)):
-            come, leave = stages.arriving(stage), stages.leaving(stage)
+            come, leave = stages.new_kv(stage), stages.released_kv(stage)
             for rank in range(ranks):
                 case = (heads_q, heads_kv, ranks, u, stage, rank)
                 new = problem.kv_heads(come[rank])
