@@ -21,8 +21,7 @@ from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.chunked_layer import ChunkedLayer
 from harness.planning.layer_verbs import only_layers
 from harness.planning.options import option
-from harness.planning.released import PLAIN, Released, Training
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import PLAIN, Checks, Context, Released, Strategy, Training
 
 PART_TOKENS = 65536  # arXiv:2408.16978, section 5: the chunk that the authors take
 

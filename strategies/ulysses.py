@@ -35,8 +35,7 @@ from harness.planning.collectives import (
     to_heads,
 )
 from harness.planning.options import PRUNE, option
-from harness.planning.released import Training, ring_loop
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

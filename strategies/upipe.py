@@ -23,9 +23,8 @@ from harness.plan.sharding import Sharding, contiguous, subdivided, zigzag
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.layer_verbs import only_layers
 from harness.planning.options import PRUNE, option
-from harness.planning.released import Training, staged_loop
 from harness.planning.staged_layer import StagedLayer, Stages, other_stages, stage_shape
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, Training, staged_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,8 @@ from harness.plan.sharding import zigzag
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import ring_volume
 from harness.planning.options import PRUNE, option
-from harness.planning.released import Training, ring_loop
 from harness.planning.rings import Holder, ring_attention
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

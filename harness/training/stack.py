@@ -11,7 +11,7 @@ from typing import Any
 from harness.cluster.machine import Cluster, Link
 from harness.memory.counting import ALGORITHM, Counting, Use
 from harness.planning.chosen import Chosen
-from harness.planning.released import PLAIN, Holding, Released
+from harness.planning.strategy import PLAIN, Holding, Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

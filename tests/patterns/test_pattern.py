@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patterns import Band, Block, Pattern, Relation, areas, make_pattern
+from patterns import PATTERNS, Band, Block, Pattern, Relation, areas, make_pattern, sampled
 from tests.patterns.generators import (
     CROSS_TEXTS,
     Grid,
@@ -30,6 +30,23 @@ def test_the_bands_cover_every_allowed_pair_once_and_no_other(
     covered = times_covered(pattern.bands, range(seqlen_q), range(seqlen_kv))
 
     assert dense(pattern).astype(int).tolist() == covered.tolist()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, kind in PATTERNS.items() if kind.sample is not None]
+)
+@pytest.mark.parametrize("seqlen", [1, 3, 37])
+def test_the_bands_of_every_pattern_of_the_table_are_its_definition(name: str, seqlen: int) -> None:
+    pattern = make_pattern(sampled(name, seqlen), seqlen)
+    covered = times_covered(pattern.bands, range(seqlen), range(seqlen))
+    assert dense(pattern).astype(int).tolist() == covered.tolist()
+
+
+def test_a_pattern_can_be_checked_as_it_is_or_says_with_what() -> None:
+    for name, kind in PATTERNS.items():
+        must = [key for key, parameter in kind.parameters.items() if parameter.default is None]
+        assert kind.sample is None or not must or kind.sample(64), name
+    assert [name for name, kind in PATTERNS.items() if kind.sample is None] == ["table"]
 
 
 @given(any_patterns)
