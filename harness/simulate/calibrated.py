@@ -4,6 +4,7 @@
 docs/adr/0007-two-clocks.md). `validate_predictor` compares its times with measured runs.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,13 @@ from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, legs_of
 from harness.simulate.bounds import jobs_bound_s
+from harness.simulate.intervals import Interval, outside, union
 from harness.simulate.job_costs import Pricer, convention
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import NeedKind, Part, Skeleton
 from harness.simulate.queues import Stream, queues_between, stream_of
 from harness.simulate.tile_calls import Call, calls_on
-from harness.simulate.trace import Source, Span, Trace, kind_of
+from harness.simulate.trace import Span, kind_of
 
 
 def full_clock(cluster: Cluster, *, in_plan_order: bool = True) -> Calibration | None:
@@ -168,13 +170,15 @@ def predict(shape: Skeleton, problem: Problem, prices: Pricer) -> Prediction:
 
 def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -> float:
     """Longest time that a rank moves something and computes nothing."""
-    spans = []
+    moving: defaultdict[int, list[Interval]] = defaultdict(list)
+    computing: defaultdict[int, list[Interval]] = defaultdict(list)
     for part, start, end in zip(shape.parts, starts, ends, strict=True):
-        used = [stream_of(queue) for queue in part.queues]
-        used += [(rank, Stream.NVLINK_IN) for rank in part.peers]
-        spans += [Span(*each, part.task, part.need.kind, start, end) for each in used]
-    cp = 1 + max((span.rank for span in spans), default=0)
-    return Trace("", "", cp, Source.SIMULATED, "", "", (), tuple(spans)).exposed_comm_max_s
+        for rank, stream in map(stream_of, part.queues):
+            (computing if stream is Stream.COMPUTE else moving)[rank].append((start, end))
+        for rank in part.peers:
+            moving[rank].append((start, end))
+    exposed = (outside(union(moves), union(computing[rank])) for rank, moves in moving.items())
+    return max(exposed, default=0.0)
 
 
 def timeline(program: Program, fitted: Calibration, *, eager: bool) -> tuple[list[Span], Trust]:

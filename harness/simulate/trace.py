@@ -4,7 +4,6 @@ A trace is a list of spans: on which rank and stream which task was under way, f
 All figures of a run come from its spans.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +15,7 @@ from harness.plan.grid import label
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, Task, legs_of, ranks_of
+from harness.simulate.intervals import gaps, outside, union
 from harness.simulate.queues import LINK_STREAMS, Stream
 
 _SENDING = {
@@ -111,7 +111,7 @@ class Trace:
         Local copies count as computing. A rank that has finished and only passes on what others
         need is exposed too: its time is lost to communication all the same.
         """
-        return tuple(_outside(moving, computing) for moving, computing in self._activity)
+        return tuple(outside(moving, computing) for moving, computing in self._activity)
 
     @property
     def exposed_comm_max_s(self) -> float:
@@ -197,7 +197,7 @@ class Trace:
                 moving[span.rank].append((span.start_s, span.end_s))
             elif span.stream is Stream.COMPUTE:
                 computing[span.rank].append((span.start_s, span.end_s))
-        return [(_union(m), _union(c)) for m, c in zip(moving, computing, strict=True)]
+        return [(union(m), union(c)) for m, c in zip(moving, computing, strict=True)]
 
     @cached_property
     def _tiles(self) -> list[list[float]]:
@@ -208,37 +208,6 @@ class Trace:
                 mine = tiles[span.rank]
                 mine[span.task] = mine.get(span.task, 0.0) + span.end_s - span.start_s
         return [list(mine.values()) for mine in tiles]
-
-
-def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _gaps(
-    start: float, end: float, cover: Sequence[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """What disjoint ascending intervals leave uncovered of start..end; at least an empty part."""
-    gaps, left = [], start
-    for opens, closes in cover[bisect_right(cover, start, key=lambda c: c[1]) :]:
-        if opens >= end:
-            break
-        if opens > left:
-            gaps.append((left, opens))
-        left = closes
-    if left < end or not gaps:
-        gaps.append((left, max(left, end)))
-    return gaps
-
-
-def _outside(inner: Sequence[tuple[float, float]], cover: Sequence[tuple[float, float]]) -> float:
-    """Length of intervals that other, disjoint and ascending ones leave uncovered."""
-    return sum(b - a for start, end in inner for a, b in _gaps(start, end, cover))
 
 
 def kind_of(task: Task) -> str:
@@ -289,7 +258,7 @@ def measured_trace(
     for span in spans:
         if span.stream == Stream.WAIT.value:
             waits.setdefault(span.rank, []).append((span.start_s, span.end_s))
-    blocked = {rank: _union(intervals) for rank, intervals in waits.items()}
+    blocked = {rank: union(intervals) for rank, intervals in waits.items()}
     made = []
     for span in spans:
         if not 0 <= span.task < len(plan.tasks) or span.rank not in ranks_of(plan.tasks[span.task]):
@@ -300,7 +269,7 @@ def measured_trace(
             sent = sum(leg_bytes(plan, leg) for leg in legs_of(task) if leg.src.rank == span.rank)
         parts = [(span.start_s, span.end_s)]
         if stream is Stream.COMPUTE:
-            parts = _gaps(span.start_s, span.end_s, blocked.get(span.rank, []))
+            parts = gaps(span.start_s, span.end_s, blocked.get(span.rank, []))
         made += [
             Span(span.rank, stream, span.task, kind_of(task), start - begin, end - begin, sent)
             for start, end in parts
