@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 JsonObject = Mapping[str, object]
-"""A JSON object whose fields nobody has judged yet, or one to be written."""
+"""A JSON object: read and not judged yet, or about to be written."""
 
 _WORDS = {
     int: "a whole number",

@@ -90,10 +90,10 @@ def _member_of(kind: type[StrEnum]) -> Reader:
 
 
 def fields_of(kind: type, values: object) -> dict[str, Any]:
-    """Judge the fields of a dataclass; those that are not there are left to their defaults.
+    """Judge the fields of a dataclass that are among some values; others keep their defaults.
 
     Raises:
-        ValueError: One is refused.
+        ValueError: A field has a wrong value; it is named.
     """
     found: dict[str, Any] = typed(kind.__name__, values, dict)
     return {
@@ -102,10 +102,10 @@ def fields_of(kind: type, values: object) -> dict[str, Any]:
 
 
 def label(name: str, value: object) -> str:
-    """Return a text that can stand in a line: without control characters, and not empty.
+    """Return a text that can stand in a line of output.
 
     Raises:
-        ValueError: It is another.
+        ValueError: It is no text, is empty or very long, or has control characters.
     """
     text: str = typed(name, value, str)
     if not text or not text.isprintable() or len(text) > _LONGEST:
@@ -114,7 +114,7 @@ def label(name: str, value: object) -> str:
 
 
 def prose(name: str, value: object) -> str:
-    """Return a text of any kind, made printable.
+    """Return any text, with control characters spelled out.
 
     Raises:
         ValueError: It is no text.

@@ -41,7 +41,7 @@ def positive(text: str) -> float:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Named numbers, with None for those that are NaN or infinite: JSON has no such number."""
+    """Replace NaN and infinities by None: JSON has no such numbers."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 

@@ -1,8 +1,8 @@
-"""The record of one cell of a sweep: what it says, how a cell can end, its JSON.
+"""The record of one cell of a sweep: its fields, their rules, and its JSON.
 
-A record holds only what its fields allow, whoever makes it: each value is judged by its type, and
-what is not known is null, never a number. `from_json` is the one reader and `as_json` the one
-writer; the names in the JSON are those of the fields, with the fields of `Config` among them.
+Every value is judged by the type of its field, whether a record is made here or read from a file.
+Unknown values are None, never a number. `from_json` is the only reader and `as_json` the only
+writer; names in the JSON are those of the fields, with the fields of `Config` among them.
 """
 
 import reprlib
@@ -21,8 +21,8 @@ from harness.plan.tasks import Tile
 from harness.records.config import Config, Where
 
 SCHEMA_VERSION = 2
-"""Of records that are written. Those of 1 lack some fields, and give an expected error of times
-outside the range that was calibrated, where it is not known."""
+"""Version that is written. Records of version 1 may lack fields, and give an expected error also
+outside the calibrated range, where it is unknown."""
 _READ = (1, SCHEMA_VERSION)
 
 Seconds = Annotated[float, reals(1e-12, 1e12)]
@@ -172,7 +172,7 @@ class CellRecord:
 
 
 def _contradiction(record: CellRecord) -> str:
-    """Say which fields contradict one another; empty if none do."""
+    """Say which fields contradict one another; empty if no fields do."""
     if record.ok and record.time_s is None:
         return "time_s (None) must be a number where status is ok"
     if record.expected_error is not None and record.inside_range is not True:
@@ -207,7 +207,7 @@ def utc_now() -> str:
 def ended(
     config: Config, status: Status, context: JsonObject, *, reason: str = "", detail: str = ""
 ) -> CellRecord:
-    """Make the record of a cell that came to no number.
+    """Make the record of a cell without numbers.
 
     Args:
         config: The cell.

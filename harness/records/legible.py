@@ -1,4 +1,4 @@
-"""Records that can be read; those that cannot are named and set aside, and the others go on."""
+"""Read records; name those that cannot be read, set them aside and go on with the others."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def one_by_one(lines: Iterable[JsonObject], read: Read[R], aside: list[Aside]) -
     Args:
         lines: What was found.
         read: Reads one, or raises ValueError.
-        aside: Gets those that were not read.
+        aside: Receives the records that cannot be read.
     """
     for number, line in enumerate(lines, start=1):
         try:

@@ -233,7 +233,6 @@ def test_a_sweep_puts_peers_and_ours_into_one_table() -> None:
     ]
     for ours, theirs in zip(*[measure_cells(configs, FEW)] * 2, strict=True):
         assert (ours.status, theirs.status) == (Status.OK, Status.OK), theirs.reason
-        assert ours.keys() == theirs.keys()
         assert theirs.max_rel_error.keys() == ours.max_rel_error.keys()
         assert (theirs.plan_hash, theirs.bytes_sent_per_rank) == (None, None)
 

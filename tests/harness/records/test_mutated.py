@@ -4,12 +4,14 @@ Whatever a line holds, comparing and summing up end in an answer or in a refusal
 another exception, and never with a control character, NaN or infinity in what is printed or kept.
 """
 
+import argparse
 import io
 import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from harness import cli
 from harness.commands.sweep import _summarise
+from harness.errors import HarnessError
 from harness.plan.problem import Direction
 from harness.records.cell import Status
 from harness.records.legible import ResultFolder
@@ -127,10 +130,20 @@ def clean(text: str) -> None:
     assert not {sign for sign in text if not sign.isprintable()} - {"\n", "\t"}, text
 
 
+@cache
+def parser() -> argparse.ArgumentParser:
+    return cli.parser()
+
+
 def call(*words: str) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
+    args = parser().parse_args(words)
     with redirect_stdout(out), redirect_stderr(err):
-        status = cli.main(words)
+        try:
+            status: int = args.run(args)
+        except (ValueError, HarnessError) as error:  # as the command line has it
+            status = 2
+            err.write(str(error))
     clean(out.getvalue())
     clean(err.getvalue())
     return status, out.getvalue()

@@ -213,6 +213,7 @@ def test_a_calibrated_cluster_says_whether_it_was_measured_there(
     shape = skeleton_on(program(cell), H800, eager=False)
     said = trust(cell.problem, shape, prices)
     assert said.inside is inside
+    assert (said.expected_error is None) is not inside  # unknown is null, also in `simulate --json`
     assert ("OUTSIDE its range, error unknown" in said.text) is not inside
     assert said.calibration_id == H800.id
 
