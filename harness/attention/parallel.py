@@ -14,35 +14,21 @@ arguments. What a rank can see by itself it refuses at once. Before a plan first
 hash is compared, so that ranks with different plans are told and do not wait in vain.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 import strategies
-from harness.attention.agreement import (
-    Owners,
-    Ready,
-    agreed,
-    check_device,
-    exchange,
-    planned,
-    run_plan,
-    seat,
-    transport_of,
-)
+from harness.attention.agreement import exchange
+from harness.attention.autograd import attend
+from harness.attention.call import Call
+from harness.attention.group import check_device, seat
+from harness.attention.layout import owners_of
+from harness.attention.ready import Owners
 from harness.errors import UnsupportedError
-from harness.execute import shards
-from harness.execute.transport import LocalTransport, Transport
-from harness.plan import heads as head_sets
-from harness.plan.plan import Plan
-from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.residency import Program
+from harness.plan.problem import Dtype, Problem
 from harness.plan.sharding import Sharding
-from harness.plan.tasks import Piece, Place, Resident, Tensor
 from harness.planning.strategy import Chosen, Context
 from patterns import Pattern, make_pattern
 
@@ -171,9 +157,18 @@ class ContextParallel:
             PlanError: The ranks plan different things.
         """
         _refuse(dropout_p)
-        problem = self._problem(q, k, v)
-        out: torch.Tensor = _Attention.apply(q, k, v, Call(self, problem))  # type: ignore[no-untyped-call]  # torch: no annotations
-        return out
+        return attend(q, k, v, self.call(self._problem(q, k, v)))
+
+    def call(self, problem: Problem) -> Call:
+        """Return one call of the ranks, for what their tensors ask for."""
+        return Call(
+            strategy=self.strategy,
+            problem=problem,
+            context=self.context,
+            owners=self.owners,
+            rank=self.rank,
+            group=self.group,
+        )
 
     def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:
         """Every rank's part, along the first axis; parts are padded on the way to equal lengths."""
@@ -269,7 +264,7 @@ def context_parallel(
         head_dim=1,
         cp=cp,
     )
-    queries, own_keys = _layout(chosen, shape, context)
+    queries, own_keys = owners_of(chosen, shape, context)
     return ContextParallel(
         strategy=chosen,
         pattern=pattern,
@@ -350,227 +345,3 @@ def _refuse(dropout_p: float) -> None:
             "other tiles would have to repeat the random mask of each forward tile",
             ("dropout_p=0", "dropout after the output projection"),
         )
-
-
-class Everything(NamedTuple):
-    """What `run_all` leaves behind: results of all ranks together, by the oracle's names.
-
-    Attributes:
-        results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.
-        forward: The forward plan, resolved.
-        backward: The backward plan, resolved; None without dout.
-        transports: What each direction moved through.
-    """
-
-    results: Mapping[str, torch.Tensor]
-    forward: Program
-    backward: Program | None
-    transports: tuple[Transport, ...]
-
-
-def run_all(
-    problem: Problem,
-    strategy: str | Chosen,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    dout: torch.Tensor | None = None,
-    context: Context | None = None,
-    transport: Callable[[int], Transport] = LocalTransport,
-) -> Everything:
-    """Run all ranks of a problem in this process, on global tensors in original token order.
-
-    Args:
-        problem: What to compute.
-        strategy: By whom; name with options, or chosen.
-        q: `(B, heads_q, S, D)`.
-        k: `(B, heads_kv, T, D)`.
-        v: `(B, heads_kv, T, E)`.
-        dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
-        context: What the planner may know of the cluster.
-        transport: Makes a transport that holds all of so many ranks.
-
-    Raises:
-        UnsupportedError: The strategy cannot do this problem.
-        PlanError: Its plan breaks a rule, or other bytes moved than planned.
-    """
-    chosen = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
-    context = context or Context()
-    ranks = range(problem.cp)
-    ready = planned(chosen, problem, Direction.FORWARD, context)
-    plan = ready.program.plan
-    inputs = shards.initial_inputs(plan, {Tensor.Q: q, Tensor.K: k, Tensor.V: v}, ranks)
-    transports = [transport(problem.cp)]
-    run = run_plan(ready, inputs, transports[0])
-    results = {
-        "out": shards.collect(plan, {r: run.results[r] for r in plan.outputs}, Tensor.OUT),
-        "lse": shards.collect(plan, run.results, Tensor.LSE),
-    }
-    if dout is None:
-        return Everything(results, ready.program, None, tuple(transports))
-    back = planned(chosen, problem, Direction.BACKWARD, context)
-    plan = back.program.plan
-    inputs = {
-        resident: run.results[resident]
-        if resident in run.results
-        else shards.take(plan, dout, resident.piece)
-        for resident in plan.initial
-    }
-    transports.append(transport(problem.cp))
-    run = run_plan(back, inputs, transports[1])
-    for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
-        results[tensor.value] = shards.collect(plan, run.results, tensor)
-    return Everything(results, ready.program, back.program, tuple(transports))
-
-
-# Who owns what ------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=128)
-def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
-    """Who owns which query and key tokens: whoever a forward plan starts with."""
-    queries, keys = Tensor.Q, Tensor.K
-    if chosen.of_layers or chosen.strategy.name in strategies.LAYER_STRATEGIES:
-        queries = keys = Tensor.X
-        problem = replace(problem, hidden=1)
-    plan = chosen.plan(problem, Direction.FORWARD, context)
-    owned: dict[Tensor, list[dict[int, None]]] = {
-        tensor: [{} for _ in range(problem.cp)] for tensor in (queries, keys)
-    }
-    for place, piece in plan.initial:
-        if piece.tensor in owned:
-            owned[piece.tensor][place.rank].update(dict.fromkeys(piece.chunks))
-    return (
-        Sharding(plan.q_chunks, tuple(map(tuple, owned[queries]))),
-        Sharding(plan.kv_chunks, tuple(map(tuple, owned[keys]))),
-    )
-
-
-# One rank's part ----------------------------------------------------------------------------------
-
-
-class Call(NamedTuple):
-    """What the two directions of one call have in common besides tensors."""
-
-    cp: ContextParallel
-    problem: Problem
-
-    def ready(self, direction: Direction) -> Ready:
-        """Return the plan of all ranks, compared before it first runs.
-
-        Raises:
-            UnsupportedError: Autograd records the backward pass, for gradients of gradients.
-        """
-        cp = self.cp
-        if direction is Direction.BACKWARD and torch.is_grad_enabled():
-            layer = self.problem.hidden is not None
-            raise UnsupportedError(
-                f"attention{'_layer' if layer else ''}: the gradient has no gradient of its own, "
-                "and create_graph=True asks for one",
-                ("create_graph=False", *(() if layer else ("attention written out, at cp = 1",))),
-            )
-        return agreed(cp.strategy, self.problem, direction, cp.context, cp.owners, cp.group)
-
-
-class _Attention(torch.autograd.Function):
-    """The forward plan forward, the backward plan backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  # torch gives a context without a type that has its attributes
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
-    ) -> torch.Tensor:
-        cp, ready = call.cp, call.ready(Direction.FORWARD)
-        plan = ready.program.plan
-        whole = {Tensor.Q: q, Tensor.K: k, Tensor.V: v}
-        inputs = {
-            resident: _piece(plan, whole[resident.piece.tensor], resident.piece, cp)
-            for resident in plan.initial
-            if resident.place.rank == cp.rank
-        }
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        ctx.residents = [resident for resident in plan.saved if resident.place.rank == cp.rank]
-        ctx.save_for_backward(*(run.results[resident] for resident in ctx.residents))
-        ctx.call = call
-        return _local(plan, run.results, Tensor.OUT, cp, q)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401  # as above
-        dout: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
-        cp: ContextParallel = ctx.call.cp
-        ready = ctx.call.ready(Direction.BACKWARD)
-        plan = ready.program.plan
-        inputs = dict(zip(ctx.residents, ctx.saved_tensors, strict=True))
-        for resident in plan.initial:
-            if resident.place.rank == cp.rank and resident.piece.tensor is Tensor.DOUT:
-                inputs[resident] = _piece(plan, dout, resident.piece, cp)
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        grads = (_local(plan, run.results, t, cp, dout) for t in (Tensor.DQ, Tensor.DK, Tensor.DV))
-        return (*grads, None)
-
-
-def _piece(plan: Plan, local: torch.Tensor, piece: Piece, cp: ContextParallel) -> torch.Tensor:
-    """Cut a piece out of this rank's tensor; the tensor itself where that is all of it."""
-    if _is_all(plan, piece, cp):
-        return local.contiguous()
-    rows, heads = place_in(plan, piece, cp)
-    return local[:, heads][:, :, rows].contiguous()
-
-
-def _local(
-    plan: Plan,
-    results: Mapping[Resident, torch.Tensor],
-    tensor: Tensor,
-    cp: ContextParallel,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """Put the pieces of one result together as this rank's tensor."""
-    problem, sharding = plan.problem, cp.sharding(keys=tensor.on_kv)
-    found = [r for r in plan.outputs if r.place == Place(cp.rank) and r.piece.tensor is tensor]
-    if len(found) == 1 and _is_all(plan, found[0].piece, cp):
-        return _unviewed(results[found[0]])
-    heads = problem.heads_kv if tensor.on_kv else problem.heads_q
-    wide = problem.head_dim if tensor in (Tensor.DQ, Tensor.DK) else problem.head_dim_v
-    whole = like.new_empty((problem.batch, heads, sharding.tokens(cp.rank), wide))
-    for resident in found:
-        rows, members = place_in(plan, resident.piece, cp)
-        whole[:, torch.tensor(members)[:, None], torch.tensor(rows)] = results[resident]
-    return whole
-
-
-def _unviewed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a view shows all of: autograd lets nobody change a view in place."""
-    base = tensor._base
-    if base is None:
-        return tensor
-    whole = base.shape == tensor.shape and base.data_ptr() == tensor.data_ptr()
-    return base if whole else tensor.clone()
-
-
-def _is_all(plan: Plan, piece: Piece, cp: ContextParallel) -> bool:
-    """Whether a piece is all of this rank's tensor, in its order."""
-    sharding, problem = cp.sharding(keys=piece.tensor.on_kv), plan.problem
-    heads = problem.heads_kv if piece.tensor.on_kv else problem.heads_q
-    owned = tuple(chunk for chunk in sharding.owned[cp.rank] if sharding.chunks[chunk])
-    return piece.chunks == owned and piece.heads.bit_count() == heads
-
-
-def place_in(plan: Plan, piece: Piece, cp: ContextParallel) -> tuple[list[int], list[int]]:
-    """Rows and heads of this rank's tensor that a piece is made of."""
-    sharding = cp.sharding(keys=piece.tensor.on_kv)
-    start, rows = {}, 0
-    for chunk in sharding.owned[cp.rank]:
-        start[chunk] = rows
-        rows += len(sharding.chunks[chunk])
-    found = [
-        start[chunk] + row
-        for chunk, tokens in zip(piece.chunks, plan.chunks(piece), strict=True)
-        for row in range(len(tokens))
-    ]
-    return found, list(head_sets.members(piece.heads))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import strategies
-from harness.attention.parallel import context_parallel, run_all
+from harness.attention import context_parallel, run_all
 from harness.errors import PlanError
 from harness.execute.interpreter import execute
 from harness.execute.shards import initial_inputs

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
-from harness.attention import agreement
-from harness.attention import parallel as attention_module
-from harness.attention.parallel import ContextParallel, attention, context_parallel, run_all
+from harness.attention import ContextParallel, attention, context_parallel, run_all
+from harness.attention.group import check_device
+from harness.attention.layout import owners_of
 from harness.errors import PlanError, UnsupportedError
 from harness.plan.problem import Dtype, Problem
 from harness.plan.sharding import Sharding
@@ -454,12 +454,12 @@ def test_what_is_no_attention_is_refused_with_what_was_received() -> None:
 
 def test_a_group_that_cannot_reach_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
-    check = agreement.check_device
+
     with pytest.raises(UnsupportedError, match=r"a nccl group moves no cpu tensors; try .*gloo"):
-        check(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
-    check(torch.device("cuda"), dist.GroupMember.NON_GROUP_MEMBER)
+        check_device(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
+    check_device(torch.device("cuda"), dist.GroupMember.NON_GROUP_MEMBER)
     monkeypatch.setattr(dist, "get_backend", lambda _: "cpu:gloo,cuda:nccl")
-    check(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
+    check_device(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
 
 
 # Placement ----------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_a_group_that_cannot_reach_the_device_is_refused(monkeypatch: pytest.Mon
 def test_shards_cover_the_sequence_and_positions_say_which(strategy: str, seqlen: int) -> None:
     alone = context_parallel(seqlen=seqlen, heads_q=6)
     shape = Problem(pattern=alone.pattern, heads_q=6, heads_kv=6, head_dim=1, cp=4)
-    queries, keys = attention_module._layout(strategies.strategy(strategy), shape, alone.context)
+    queries, keys = owners_of(strategies.strategy(strategy), shape, alone.context)
     made = [replace(alone, cp=4, rank=rank, queries=queries, keys=keys) for rank in range(4)]
     ids = torch.arange(100, 100 + seqlen)[None]
     parts = [one.shard(ids, dim=1) for one in made]

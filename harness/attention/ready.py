@@ -1,0 +1,72 @@
+"""Plans that are ready to run: made and proved once, run, and held to the bytes that they name."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from harness.errors import PlanError
+from harness.execute.interpreter import Run, execute
+from harness.execute.transport import Transport
+from harness.plan.problem import Direction, Problem
+from harness.plan.residency import Program
+from harness.plan.sharding import Sharding
+from harness.plan.sizes import traffic
+from harness.plan.tasks import Resident
+from harness.planning.strategy import Chosen, Context
+from harness.verify.proof import verify
+
+Owners = tuple[Sharding, Sharding]
+"""Who owns which query tokens, and which key tokens."""
+
+
+class Ready(NamedTuple):
+    """A verified plan, and what each rank sends and receives in it, in bytes."""
+
+    program: Program
+    sent_bytes: Mapping[int, int]
+    received_bytes: Mapping[int, int]
+
+
+@lru_cache(maxsize=128)
+def planned(
+    chosen: Chosen,
+    problem: Problem,
+    direction: Direction,
+    context: Context,
+    owners: Owners | None = None,
+) -> Ready:
+    """Plan and verify, once for each problem.
+
+    Raises:
+        PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
+    """
+    plan = chosen.plan(problem, direction, context)
+    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
+        raise PlanError(
+            "a plan cuts the sequence as its tokens were dealt",
+            rank=None,
+            task=None,
+            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
+        )
+    sent, received = (dict(enumerate(side)) for side in traffic(plan))
+    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
+    return Ready(verify(plan, owned), sent, received)
+
+
+def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
+    """Run a plan and hold what moved against what was planned."""
+    run = execute(ready.program, inputs, transport)
+    traffic = transport.traffic
+    for rank in transport.ranks:
+        named = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))
+        moved = (traffic.sent_bytes.get(rank, 0), traffic.received_bytes.get(rank, 0))
+        if moved != named:
+            raise PlanError(
+                "the bytes that move are the bytes that the plan names",
+                rank=rank,
+                task=None,
+                detail=f"sent and received {moved} bytes, planned {named}",
+            )
+    return run
