@@ -1,70 +1,123 @@
-"""The ranks of a group run one plan: compared before it first runs.
+"""The ranks of a group make one call: compared in every call, before anything else moves.
 
-What a rank can see by itself it refuses at once. Before a plan first runs in a group its hash is
-compared, so that ranks with different plans are told and do not wait in vain.
+Each rank tells the others three whole numbers: what it does and, as a digest, with what. That is
+one small collective of a fixed size, so it fits whatever the others do here. Where the numbers
+differ the ranks tell in words, and each raises what differs. A rank that refuses a call tells it
+too, so that the others do not wait for it.
+
+The numbers go through the CPU where the group reaches it. A group of NCCL alone makes the host wait
+for the GPU in each call; `init_process_group("cpu:gloo,cuda:nccl")` does not.
 """
 
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
-from harness.attention.ready import Owners, Ready, planned
-from harness.errors import PlanError
-from harness.plan.problem import Direction, Problem
-from harness.planning.strategy import Chosen, Context
+from harness.errors import HarnessError, PlanError, told
 
-_MOST_AGREED = 4096
-_T = TypeVar("_T")
+_LONGEST_TO_TELL = timedelta(seconds=10)
+"""A rank that refuses waits so long for the others to hear it."""
 
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
-"""Hashes of the plans that the ranks of a group have compared; gone with the group."""
+Facts = tuple[tuple[str, str], ...]
+"""What a call is, by name, in a fixed order."""
 
 
-def exchange(group: dist.ProcessGroup | None, value: _T) -> list[_T]:
-    """Return every rank's value, in rank order."""
-    if group is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
+class Word(IntEnum):
+    """What a rank is about to do."""
+
+    RUN = 1
+    REFUSE = 2
+    COUNT_TOKENS = 3
+    GATHER = 4
 
 
-def agreed(
-    chosen: Chosen,
-    problem: Problem,
-    direction: Direction,
-    context: Context,
-    owners: Owners,
-    group: dist.ProcessGroup | None,
-) -> Ready:
-    """Return the plan of all ranks; compare it with theirs before it runs for the first time.
+def compare(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: bytes) -> None:
+    """Return when all ranks of a group are about to do the same. A collective.
 
-    Ranks that make the same calls come here in the same order, so all of them compare or none.
+    Args:
+        group: The ranks; None = this process is alone.
+        word: What this rank does.
+        facts: With what; told where ranks differ.
+        digest: `digest_of(facts)`, which callers keep.
 
     Raises:
-        PlanError: Some rank has another plan; names it, and what each rank plans.
+        PlanError: Ranks differ; names in what. Every rank raises it.
     """
-    ready = planned(chosen, problem, direction, context, owners)
+    if group is not None:
+        halves = (int.from_bytes(digest[at : at + 8], "big", signed=True) for at in (0, 8))
+        rows = _told(group, (word, *halves))
+        if len(set(rows)) > 1:
+            _complain(group, facts)
+
+
+def lengths(group: dist.ProcessGroup | None, queries: int, keys: int) -> tuple[int, int]:
+    """Return the tokens of all ranks together. A collective.
+
+    Raises:
+        PlanError: Some rank is about to do something else.
+    """
     if group is None:
-        return ready
-    plan = ready.program.plan
-    agreed = _AGREED.setdefault(group, set())
-    if plan.hash in agreed:
-        return ready
-    told = exchange(group, (plan.hash, f"{plan.strategy} {direction.value} of {problem}"))
-    others = [rank for rank, (digest, _) in enumerate(told) if digest != told[0][0]]
-    if others:
-        ranks = {
-            name: [r for r, (_, other) in enumerate(told) if other == name] for _, name in told
-        }
-        raise PlanError(
-            "all ranks of a group run one plan",
-            rank=others[0],
-            task=None,
-            detail="; ".join(f"ranks {members} plan {name}" for name, members in ranks.items()),
-        )
-    if len(agreed) >= _MOST_AGREED:
-        agreed.clear()
-    agreed.add(plan.hash)
-    return ready
+        return queries, keys
+    rows = _told(group, (Word.COUNT_TOKENS, queries, keys))
+    if {row[0] for row in rows} != {Word.COUNT_TOKENS}:
+        _complain(group, (("call", "a sum of the ranks' lengths, as seqlen is not given"),))
+    return sum(row[1] for row in rows), sum(row[2] for row in rows)
+
+
+@contextmanager
+def telling(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Tell the other ranks what this one refuses inside, then raise it."""
+    try:
+        yield
+    except (HarnessError, ValueError, TypeError) as error:
+        if group is not None:
+            with suppress(PlanError, RuntimeError):  # of the two errors this rank's own says more
+                rows = _told(group, (Word.REFUSE, 0, 0), _LONGEST_TO_TELL)
+                if len(set(rows)) > 1:
+                    _complain(group, (("call", f"none, it is refused there: {told(error)}"),))
+        raise
+
+
+def digest_of(facts: Facts) -> bytes:
+    """Return 16 bytes that stand for a call."""
+    return hashlib.sha256(repr(facts).encode()).digest()[:16]
+
+
+def _told(
+    group: dist.ProcessGroup, row: Sequence[int], wait: timedelta | None = None
+) -> list[tuple[int, ...]]:
+    """Return what each rank tells, in rank order."""
+    reached = dist.get_backend_config(group)
+    device = torch.device("cpu" if "cpu:" in reached else "cuda")
+    mine = torch.tensor(row, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    work = dist.all_gather(rows, mine, group=group, async_op=True)
+    assert work is not None  # this rank is a member of the group
+    work.wait() if wait is None else work.wait(wait)
+    return [tuple(each.tolist()) for each in rows]
+
+
+def _complain(group: dist.ProcessGroup, facts: Facts) -> NoReturn:
+    """Compare in words what ranks differ in; all ranks of a group come here, or none."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, facts, group=group)
+    everyone: list[dict[str, str]] = list(map(dict, found))
+    lines = []
+    for name in everyone[0]:
+        values = [each.get(name) for each in everyone]
+        if None not in values and len(set(values)) > 1:
+            each = (
+                f"{value} on ranks {[rank for rank, other in enumerate(values) if other == value]}"
+                for value in dict.fromkeys(values)
+            )
+            lines.append(f"{name}: {', '.join(each)}")
+    first = next(rank for rank, other in enumerate(everyone) if other != everyone[0])
+    raise PlanError(
+        "all ranks of a group make one call", rank=first, task=None, detail="; ".join(lines)
+    )

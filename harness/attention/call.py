@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.attention.agreement import agreed
-from harness.attention.ready import Owners, Ready
+from harness.attention.agreement import Word, compare, telling
+from harness.attention.ready import Owners, Ready, planned
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
@@ -38,16 +38,25 @@ class Call:
         return self.owners[1 if keys else 0]
 
     def ready(self, direction: Direction) -> Ready:
-        """Return the plan of all ranks, compared before it first runs.
+        """Return the plan of all ranks, once they have found that it is the same. A collective.
 
         Raises:
-            UnsupportedError: Autograd records the backward pass, for gradients of gradients.
+            UnsupportedError: Autograd records the backward pass, for gradients of gradients; or the
+                strategy cannot do this problem.
+            PlanError: The ranks make other calls, or the plan is wrong.
         """
-        if direction is Direction.BACKWARD and torch.is_grad_enabled():
+        with telling(self.group):
+            if direction is Direction.BACKWARD:
+                self._refuse_second_gradient()
+            ready = planned(self.strategy, self.problem, direction, self.context, self.owners)
+        compare(self.group, Word.RUN, ready.facts, ready.digest)
+        return ready
+
+    def _refuse_second_gradient(self) -> None:
+        if torch.is_grad_enabled():
             layer = self.problem.hidden is not None
             raise UnsupportedError(
                 f"attention{'_layer' if layer else ''}: the gradient has no gradient of its own, "
                 "and create_graph=True asks for one",
                 ("create_graph=False", *(() if layer else ("attention written out, at cp = 1",))),
             )
-        return agreed(self.strategy, self.problem, direction, self.context, self.owners, self.group)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from harness.attention.agreement import telling
 from harness.attention.call import Call
 from harness.attention.group import check_device, transport_of
 from harness.attention.parallel import ContextParallel
@@ -62,9 +63,10 @@ def attention_layer(
         UnsupportedError: There is no attention in this dtype or no transport of this device, or the
             strategy cannot do this; from backward, a gradient of the gradient is asked for.
         ValueError: A shape or dtype does not fit the others or `cp`.
-        PlanError: The ranks plan different things.
+        PlanError: The ranks make different calls.
     """
-    problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
+    with telling(cp.group):
+        problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
     y: torch.Tensor = _Layer.apply(x, cp.call(problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
     return y
 

@@ -10,8 +10,8 @@ tokens (labels that are shifted by one, a convolution) is done before `shard`: a
 not be neighbours.
 
 Every rank of the group makes the same calls in the same order, forward and backward, with the same
-arguments. What a rank can see by itself it refuses at once. Before a plan first runs in a group its
-hash is compared, so that ranks with different plans are told and do not wait in vain.
+arguments. Each call compares them over the ranks before anything moves: where ranks differ, or one
+refuses, all are told in what and none waits in vain.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import strategies
-from harness.attention.agreement import exchange
+from harness.attention.agreement import Word, compare, digest_of, lengths, telling
 from harness.attention.autograd import attend
 from harness.attention.call import Call
 from harness.attention.group import check_device, seat
@@ -118,13 +118,14 @@ class ContextParallel:
         """
         sharding = self.sharding(keys=keys)
         tokens = sharding.tokens(self.rank)
-        if part.shape[dim] != tokens:
-            raise ValueError(
-                f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of rank "
-                f"{self.rank}; choose another dim"
-            )
-        if part.requires_grad and torch.is_grad_enabled():
-            raise ValueError("unshard: no gradient passes it; give it part.detach()")
+        with telling(self.group):
+            if part.shape[dim] != tokens:
+                raise ValueError(
+                    f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
+                    f"rank {self.rank}; choose another dim"
+                )
+            if part.requires_grad and torch.is_grad_enabled():
+                raise ValueError("unshard: no gradient passes it; give it part.detach()")
         first = part.movedim(dim, 0)
         whole = first.new_empty((sum(map(len, sharding.chunks)), *first.shape[1:]))
         for rank, tensor in enumerate(self._gather(first, sharding)):
@@ -154,10 +155,12 @@ class ContextParallel:
                 attention or transport is asked for; or the strategy cannot do this problem; and,
                 from backward, a gradient of the gradient.
             ValueError: A shape, dtype or device does not fit the others or this value.
-            PlanError: The ranks plan different things.
+            PlanError: The ranks make different calls.
         """
-        _refuse(dropout_p)
-        return attend(q, k, v, self.call(self._problem(q, k, v)))
+        with telling(self.group):
+            _refuse(dropout_p)
+            problem = self._problem(q, k, v)
+        return attend(q, k, v, self.call(problem))
 
     def call(self, problem: Problem) -> Call:
         """Return one call of the ranks, for what their tensors ask for."""
@@ -174,6 +177,13 @@ class ContextParallel:
         """Every rank's part, along the first axis; parts are padded on the way to equal lengths."""
         if self.group is None:
             return [part]
+        facts = (
+            ("call", "unshard"),
+            ("dtype", str(part.dtype)),
+            ("shape but for tokens", str(tuple(part.shape[1:]))),
+            ("tokens of each rank", str([*map(sharding.tokens, range(self.cp))])),
+        )
+        compare(self.group, Word.GATHER, facts, digest_of(facts))
         tokens = [sharding.tokens(rank) for rank in range(self.cp)]
         padded = part.new_zeros((max(tokens), *part.shape[1:]))
         padded[: len(part)] = part.detach()
@@ -311,26 +321,27 @@ def attention(
     Raises:
         UnsupportedError, ValueError, PlanError: As `context_parallel` and `ContextParallel.attend`.
     """
-    _refuse(dropout_p)
-    if not (q.dim() == k.dim() == v.dim() == 4):
-        raise ValueError(
-            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: each must be "
-            "(B, heads, local tokens, D)"
-        )
     found, _, _ = seat(group)
+    with telling(found):
+        _refuse(dropout_p)
+        if not (q.dim() == k.dim() == v.dim() == 4):
+            raise ValueError(
+                f"attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: each must "
+                "be (B, heads, local tokens, D)"
+            )
     if seqlen is None:
-        lengths = exchange(found, (q.shape[2], k.shape[2]))
-        seqlen, seqlen_kv = (sum(length[side] for length in lengths) for side in (0, 1))
-    cp = context_parallel(
-        seqlen=seqlen,
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
-        strategy=strategy,
-        pattern=pattern,
-        seqlen_kv=seqlen_kv,
-        group=found,
-    )
-    return cp.attend(q, k, v, dropout_p=dropout_p)
+        seqlen, seqlen_kv = lengths(found, q.shape[2], k.shape[2])
+    with telling(found):
+        cp = context_parallel(
+            seqlen=seqlen,
+            heads_q=q.shape[1],
+            heads_kv=k.shape[1],
+            strategy=strategy,
+            pattern=pattern,
+            seqlen_kv=seqlen_kv,
+            group=found,
+        )
+    return cp.attend(q, k, v)
 
 
 def _refuse(dropout_p: float) -> None:

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import torch
 
+from harness.attention.agreement import Facts, digest_of
 from harness.errors import PlanError
 from harness.execute.interpreter import Run, execute
 from harness.execute.transport import Transport
-from harness.plan.problem import Direction, Problem
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem, spelled
 from harness.plan.residency import Program
 from harness.plan.sharding import Sharding
 from harness.plan.sizes import traffic
@@ -22,11 +24,21 @@ Owners = tuple[Sharding, Sharding]
 
 
 class Ready(NamedTuple):
-    """A verified plan, and what each rank sends and receives in it, in bytes."""
+    """A verified plan, and what is asked of each of its runs.
+
+    Attributes:
+        program: The plan, proved and resolved.
+        sent_bytes: What each rank sends in it.
+        received_bytes: What each rank receives in it.
+        facts: What it computes, and its hash, for ranks to compare.
+        digest: Of the facts.
+    """
 
     program: Program
     sent_bytes: Mapping[int, int]
     received_bytes: Mapping[int, int]
+    facts: Facts
+    digest: bytes
 
 
 @lru_cache(maxsize=128)
@@ -52,7 +64,21 @@ def planned(
         )
     sent, received = (dict(enumerate(side)) for side in traffic(plan))
     owned = None if owners is None else tuple(sharding.owned for sharding in owners)
-    return Ready(verify(plan, owned), sent, received)
+    facts = _facts(plan)
+    return Ready(verify(plan, owned), sent, received, facts, digest_of(facts))
+
+
+def _facts(plan: Plan) -> Facts:
+    """Name what ranks must have in common: the call, every field of its problem, the plan."""
+    problem = plan.problem
+    kind = "attend" if problem.hidden is None else "attention_layer"
+    named = {**spelled(problem), "round_sent": problem.round_sent}
+    return (
+        ("call", f"{kind} {plan.direction.value}"),
+        ("strategy", plan.strategy),
+        *((name, str(value)) for name, value in named.items()),
+        ("plan", plan.hash),
+    )
 
 
 def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
