@@ -7,7 +7,7 @@ from patterns.geometry import Band, Block, Chunk, Relation, band_area
 from patterns.pattern import LONGEST, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
 from patterns.tables import remap_order
-from patterns.text import PATTERNS, file_of, make_pattern
+from patterns.text import PATTERNS, file_of, is_spelled_out, make_pattern
 
 __all__ = [
     "CAUSAL",
@@ -22,6 +22,7 @@ __all__ = [
     "Relation",
     "band_area",
     "file_of",
+    "is_spelled_out",
     "make_pattern",
     "refine",
     "remap_order",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from patterns import dense, documents, tables
 from patterns.kind import Kind, Values
@@ -60,6 +61,18 @@ def file_of(text: str) -> str | None:
         ValueError: For an unknown name or parameter, as `make_pattern` does.
     """
     return _values(*_named(text)).get("file")
+
+
+@lru_cache(maxsize=64)
+def is_spelled_out(pattern: Pattern) -> bool:
+    """Whether a pattern's text and lengths alone make it: not a file, and not a hand."""
+    try:
+        if file_of(pattern.text) is not None:
+            return False
+        again = make_pattern(pattern.text, pattern.seqlen_q, pattern.seqlen_kv, cross=True)
+    except ValueError:
+        return False
+    return again.content == pattern.content
 
 
 def _named(text: str) -> tuple[str, Kind, str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from patterns import is_spelled_out
 from patterns.pattern import Pattern
 
 MOST_RANKS = 1024
@@ -150,9 +151,15 @@ class Problem:
 
 
 def spelled(problem: Problem) -> dict[str, object]:
-    """Return what a problem is, for JSON; without `round_sent`, which few have."""
+    """Return what a problem is, for JSON; without `round_sent`, which few have.
+
+    Where the text of a pattern does not say what it allows, as that of a file, its content does.
+    """
+    pattern = problem.pattern
+    beyond = {} if is_spelled_out(pattern) else {"pattern_content": pattern.content}
     return {
-        "pattern": problem.pattern.text,
+        "pattern": pattern.text,
+        **beyond,
         "seqlen_q": problem.seqlen_q,
         "seqlen_kv": problem.seqlen_kv,
         "heads_q": problem.heads_q,
