@@ -147,7 +147,8 @@ class _Layer(torch.autograd.Function):
         call: Call = ctx.call
         ready = call.ready(Direction.BACKWARD)
         plan = ready.program.plan
-        weights, saved = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        tensors = ctx.saved_tensors  # once: a checkpoint computes them as they are asked for
+        weights, saved = tensors[:4], tensors[4:]
         inputs = dict(zip(ctx.residents, saved, strict=True))
         given = {Tensor.DY: dy[:, None], **_slabs(weights, call.problem)}
         for resident in plan.initial:
