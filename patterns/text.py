@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from patterns import dense, documents, tables
-from patterns.kind import Kind, Values
+from patterns.kind import Kind, Values, integer
 from patterns.pattern import LONGEST, Pattern
 
 PATTERNS: Mapping[str, Kind] = {
@@ -40,7 +40,8 @@ def make_pattern(
             without `cross`.
     """
     name, kind, rest = _named(text)
-    seqlen_kv = seqlen_q if seqlen_kv is None else seqlen_kv
+    seqlen_q = integer("seqlen_q", seqlen_q)
+    seqlen_kv = seqlen_q if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
     _check_lengths(name, kind, seqlen_q, seqlen_kv, cross)
     values = _values(name, kind, rest)
     mask = kind.build(values, seqlen_q, seqlen_kv)

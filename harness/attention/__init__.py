@@ -1,8 +1,9 @@
 """Context parallelism for a user's own model."""
 
 from harness.attention.all_ranks import Everything, run_all
+from harness.attention.functional import attention
 from harness.attention.layer import attention_layer
-from harness.attention.parallel import ContextParallel, attention, context_parallel
+from harness.attention.parallel import ContextParallel, context_parallel
 
 __all__ = [
     "ContextParallel",

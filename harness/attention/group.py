@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness.errors import UnsupportedError
 from harness.execute.transport import GroupTransport, LocalTransport, Transport
@@ -9,12 +10,32 @@ from harness.execute.transport import GroupTransport, LocalTransport, Transport
 _BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 
 
-def seat(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, int, int]:
-    """Return the group (None = alone), this rank in it, and its size."""
+def seat(group: dist.ProcessGroup | DeviceMesh | None) -> tuple[dist.ProcessGroup | None, int, int]:
+    """Return the group (None = alone), this rank in it, and its size.
+
+    Args:
+        group: A process group; or a mesh of one axis, such as `mesh["cp"]`; or None, the default
+            group, if there is one.
+
+    Raises:
+        ValueError: It is neither, or this process is not in it.
+    """
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"attention: group has the axes {group.mesh_dim_names or group.ndim}, and must "
+                'have one; give one of them, as mesh["cp"]'
+            )
+        group = group.get_group()
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
             return None, 0, 1
         group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors
+            f"attention: group ({group!r}) must be a process group, as torch.distributed.new_group "
+            'gives one, or a mesh of one axis, as mesh["cp"]'
+        )
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("attention: this process is not a member of the group")

@@ -21,17 +21,15 @@ import torch
 from harness.attention.agreement import telling
 from harness.attention.call import Call
 from harness.attention.group import check_device, transport_of
+from harness.attention.inputs import check_alike, check_tensors, described, dtype_of
 from harness.attention.parallel import ContextParallel
 from harness.attention.pieces import place_in
 from harness.attention.ready import run_plan
-from harness.errors import UnsupportedError
 from harness.plan.heads import members
 from harness.plan.plan import Plan
-from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import FINISHED, Place, Resident, Tensor
 from harness.planning.layer import WEIGHT_GRADS, WEIGHTS
-
-_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
 
 
 def attention_layer(
@@ -75,8 +73,9 @@ def _problem(
     cp: ContextParallel, x: torch.Tensor, weights: Sequence[torch.Tensor], rotary: float | None
 ) -> Problem:
     """Check this rank's tensors, and name what all ranks' tensors ask for."""
-    named = zip(("x", "w_q", "w_k", "w_v", "w_o"), (x, *weights), strict=True)
-    shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in named)
+    named = dict(zip(("x", "w_q", "w_k", "w_v", "w_o"), (x, *weights), strict=True))
+    check_tensors("attention_layer", named)
+    shapes = described(named)
     if x.dim() != 3 or any(w.dim() != 2 for w in weights):
         raise ValueError(f"attention_layer: {shapes}: x has three axes and weights have two")
     model, wide_q, wide_v = x.shape[2], weights[0].shape[0], weights[2].shape[0]
@@ -95,11 +94,8 @@ def _problem(
             f"{cp.heads_q} query and {cp.heads_kv} KV heads weights are (heads_q D, M), "
             "(heads_kv D, M), (heads_kv E, M), (M, heads_q E)"
         )
-    if len({t.dtype for t in (x, *weights)}) > 1 or len({t.device for t in (x, *weights)}) > 1:
-        raise ValueError(f"attention_layer: {shapes}: dtype and device must be one")
-    if x.dtype not in _DTYPE_OF:
-        known = tuple(map(str, _DTYPE_OF))
-        raise UnsupportedError(f"attention_layer: there is no attention in {x.dtype}", known)
+    check_alike("attention_layer", named)
+    dtype = dtype_of("attention_layer", x)
     check_device(x.device, cp.group)
     return Problem(
         pattern=cp.pattern,
@@ -108,7 +104,7 @@ def _problem(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         batch=x.shape[0],
-        dtype=_DTYPE_OF[x.dtype],
+        dtype=dtype,
         cp=cp.cp,
         hidden=model,
         rotary=rotary,

@@ -14,25 +14,34 @@ arguments. Each call compares them over the ranks before anything moves: where r
 refuses, all are told in what and none waits in vain.
 """
 
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import strategies
-from harness.attention.agreement import Word, compare, digest_of, lengths, telling
+from harness.attention.agreement import Word, compare, digest_of, telling
 from harness.attention.autograd import attend
 from harness.attention.call import Call
 from harness.attention.group import check_device, seat
+from harness.attention.inputs import (
+    check_alike,
+    check_name,
+    check_tensors,
+    described,
+    dtype_of,
+    refuse_dropout,
+)
 from harness.attention.layout import owners_of
 from harness.attention.ready import Owners
-from harness.errors import UnsupportedError
-from harness.plan.problem import Dtype, Problem
+from harness.plan.problem import Problem
 from harness.plan.sharding import Sharding
 from harness.planning.strategy import Chosen, Context
-from patterns import Pattern, make_pattern
-
-_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
+from patterns import PATTERNS, Pattern, make_pattern
+from patterns.kind import integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,29 @@ class ContextParallel:
     keys: Sharding
     context: Context = field(repr=False)
     group: dist.ProcessGroup | None = field(repr=False)
+
+    def __copy__(self) -> "ContextParallel":
+        """Return the value itself: nothing in it changes."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> "ContextParallel":
+        """Return the value itself, with its group."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., "ContextParallel"], tuple[object, ...]]:
+        """Pickle what it was made of; it is made again on the default group of who loads it.
+
+        Raises:
+            PicklingError: Its group is another, which no process can make again alone.
+        """
+        if self.group is not None and self.group is not dist.group.WORLD:
+            ranks = dist.get_process_group_ranks(self.group)
+            raise pickle.PicklingError(
+                f"ContextParallel: its group is that of ranks {ranks}, which whoever loads it "
+                "cannot make alone; save the model's state_dict(), and call context_parallel(...)"
+            )
+        made_of = (self.strategy.text, self.pattern, self.heads_q, self.heads_kv, self.context)
+        return _made_again, made_of
 
     @property
     def owners(self) -> Owners:
@@ -158,7 +190,7 @@ class ContextParallel:
             PlanError: The ranks make different calls.
         """
         with telling(self.group):
-            _refuse(dropout_p)
+            refuse_dropout(dropout_p)
             problem = self._problem(q, k, v)
         return attend(q, k, v, self.call(problem))
 
@@ -193,14 +225,13 @@ class ContextParallel:
 
     def _problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
         """Check this rank's tensors, and name what all ranks' tensors ask for."""
-        shapes = ", ".join(
-            f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} {x.device}"
-            for name, x in (("q", q), ("k", k), ("v", v))
-        )
+        named = {"q": q, "k": k, "v": v}
+        check_tensors("attention", named)
         if not (q.dim() == k.dim() == v.dim() == 4):
-            raise ValueError(f"attention: {shapes}: each must be (B, heads, local tokens, D)")
-        if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-            raise ValueError(f"attention: {shapes}: dtype and device must be one")
+            raise ValueError(
+                f"attention: {described(named)}: each must be (B, heads, local tokens, D)"
+            )
+        check_alike("attention", named)
         wanted = (
             ("q", q, self.heads_q, self.queries, q.shape[3]),
             ("k", k, self.heads_kv, self.keys, q.shape[3]),
@@ -210,13 +241,10 @@ class ContextParallel:
             shape = (q.shape[0], heads, sharding.tokens(self.rank), wide)
             if tuple(x.shape) != shape:
                 raise ValueError(
-                    f"attention: {shapes}: rank {self.rank} of {self.cp} under "
+                    f"attention: {described(named)}: rank {self.rank} of {self.cp} under "
                     f"{self.strategy.text} needs {name} {shape}; cut it with shard"
                 )
-        if q.dtype not in _DTYPE_OF:
-            raise UnsupportedError(
-                f"attention: there is no attention in {q.dtype}", tuple(map(str, _DTYPE_OF))
-            )
+        dtype = dtype_of("attention", q)
         check_device(q.device, self.group)
         return Problem(
             pattern=self.pattern,
@@ -225,7 +253,7 @@ class ContextParallel:
             head_dim=q.shape[3],
             head_dim_v=v.shape[3],
             batch=q.shape[0],
-            dtype=_DTYPE_OF[q.dtype],
+            dtype=dtype,
             cp=self.cp,
         )
 
@@ -238,7 +266,7 @@ def context_parallel(
     strategy: str = "zigzag",
     pattern: str | Pattern = "causal",
     seqlen_kv: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
     context: Context | None = None,
 ) -> ContextParallel:
     """Choose how the ranks of a group share attention. Communicates nothing.
@@ -250,7 +278,8 @@ def context_parallel(
         strategy: Name with options, such as `usp:4x2`; see `strategies`.
         pattern: Name with parameters, such as `window:left=128`, or a pattern; see `patterns`.
         seqlen_kv: Key tokens, for cross-attention; None = `seqlen`.
-        group: The ranks; None = the default group, or this process alone if there is none.
+        group: The ranks: a process group, or a mesh of one axis such as `mesh["cp"]`; None = the
+            default group, or this process alone if there is none.
         context: What the planner may know of the cluster.
 
     Raises:
@@ -258,8 +287,11 @@ def context_parallel(
         ValueError: A name, option, parameter or number is wrong, or this process is not in group.
     """
     group, rank, cp = seat(group)
-    keys = seqlen if seqlen_kv is None else seqlen_kv
-    if isinstance(pattern, str):
+    check_name("strategy", strategy, strategies.STRATEGIES)
+    seqlen = integer("seqlen", seqlen)
+    keys = seqlen if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
+    if not isinstance(pattern, Pattern):
+        check_name("pattern", pattern, PATTERNS)
         pattern = make_pattern(pattern, seqlen, keys, cross=keys != seqlen)
     if (pattern.seqlen_q, pattern.seqlen_kv) != (seqlen, keys):
         raise ValueError(
@@ -289,70 +321,16 @@ def context_parallel(
     )
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    strategy: str = "zigzag",
-    pattern: str | Pattern = "causal",
-    seqlen: int | None = None,
-    seqlen_kv: int | None = None,
-    group: dist.ProcessGroup | None = None,
-    dropout_p: float = 0.0,
-) -> torch.Tensor:
-    """Attend over a sequence whose tokens are spread over ranks as `context_parallel` spreads them.
-
-    Args:
-        q: This rank's queries, `(B, heads_q, local tokens, D)`.
-        k: This rank's keys, `(B, heads_kv, local tokens, D)`.
-        v: This rank's values, `(B, heads_kv, local tokens, E)`.
-        strategy: As in `context_parallel`.
-        pattern: As in `context_parallel`.
-        seqlen: Tokens of the whole sequence. Shards may be uneven, so a rank does not know it by
-            itself: None sums the ranks' lengths, one small collective in every call.
-        seqlen_kv: Key tokens of the whole sequence, if not `seqlen`.
-        group: As in `context_parallel`.
-        dropout_p: Must be 0.
-
-    Returns:
-        `(B, heads_q, local tokens, E)`, in the dtype of q.
-
-    Raises:
-        UnsupportedError, ValueError, PlanError: As `context_parallel` and `ContextParallel.attend`.
-    """
-    found, _, _ = seat(group)
-    with telling(found):
-        _refuse(dropout_p)
-        if not (q.dim() == k.dim() == v.dim() == 4):
-            raise ValueError(
-                f"attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: each must "
-                "be (B, heads, local tokens, D)"
-            )
-    if seqlen is None:
-        seqlen, seqlen_kv = lengths(found, q.shape[2], k.shape[2])
-    with telling(found):
-        cp = context_parallel(
-            seqlen=seqlen,
-            heads_q=q.shape[1],
-            heads_kv=k.shape[1],
-            strategy=strategy,
-            pattern=pattern,
-            seqlen_kv=seqlen_kv,
-            group=found,
-        )
-    return cp.attend(q, k, v)
-
-
-def _refuse(dropout_p: float) -> None:
-    if torch.compiler.is_compiling():
-        raise UnsupportedError(
-            "attention: torch.compile cannot trace a run of a plan",
-            ("torch.compiler.disable around it, and torch.compile around the rest of the model",),
-        )
-    if dropout_p != 0.0:
-        raise UnsupportedError(
-            f"attention: dropout_p ({dropout_p}) must be 0: a backward pass on other ranks and in "
-            "other tiles would have to repeat the random mask of each forward tile",
-            ("dropout_p=0", "dropout after the output projection"),
-        )
+def _made_again(
+    strategy: str, pattern: Pattern, heads_q: int, heads_kv: int, context: Context
+) -> ContextParallel:
+    """Make what was pickled, for the default group of this process."""
+    return context_parallel(
+        seqlen=pattern.seqlen_q,
+        seqlen_kv=pattern.seqlen_kv,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        strategy=strategy,
+        pattern=pattern,
+        context=context,
+    )

@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from patterns import is_spelled_out
+from patterns.kind import integer
 from patterns.pattern import Pattern
 
 MOST_RANKS = 1024
@@ -69,7 +70,11 @@ class Problem:
     round_sent: bool = False
 
     def __post_init__(self) -> None:
-        """Check ranges; raises ValueError with the value received and the rule."""
+        """Take numbers of any kind and check them; raises ValueError with value and rule."""
+        for name in ("heads_q", "heads_kv", "head_dim", "head_dim_v", "batch", "cp", "hidden"):
+            value = getattr(self, name)
+            if type(value) is not int and (name, value) != ("hidden", None):
+                object.__setattr__(self, name, integer(name, value))
         for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
@@ -90,6 +95,8 @@ class Problem:
     def _check_rotary(self) -> None:
         if self.rotary is None:
             return
+        if type(self.rotary) is not float:
+            object.__setattr__(self, "rotary", float(self.rotary))
         if self.hidden is None:
             raise ValueError(f"rotary ({self.rotary}) is of whole layers; set hidden as well")
         if not 1 < self.rotary < math.inf:  # false of NaN as well
