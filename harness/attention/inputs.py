@@ -40,6 +40,21 @@ def check_tensors(where: str, named: Named) -> None:
         )
 
 
+def as_autocast(named: Named) -> Named:
+    """Cast tensors as torch's own attention and products do where autocast is on; gradients flow.
+
+    float64 stays, as it does there.
+    """
+    device = next(iter(named.values())).device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return named
+    dtype = torch.get_autocast_dtype(device)
+    return {
+        name: x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+        for name, x in named.items()
+    }
+
+
 def check_alike(where: str, named: Named) -> None:
     """Refuse tensors of several dtypes or devices.
 

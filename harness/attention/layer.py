@@ -21,7 +21,7 @@ import torch
 from harness.attention.agreement import telling
 from harness.attention.call import Call
 from harness.attention.group import check_device, transport_of
-from harness.attention.inputs import check_alike, check_tensors, described, dtype_of
+from harness.attention.inputs import as_autocast, check_alike, check_tensors, described, dtype_of
 from harness.attention.parallel import ContextParallel
 from harness.attention.pieces import place_in
 from harness.attention.ready import run_plan
@@ -55,7 +55,8 @@ def attention_layer(
             whole sequence; None = not turned.
 
     Returns:
-        `(B, local tokens, M)`, in the dtype of x.
+        `(B, local tokens, M)`, in the dtype of x; under autocast in autocast's, to which x and the
+        weights are cast, as for torch's own products.
 
     Raises:
         UnsupportedError: There is no attention in this dtype or no transport of this device, or the
@@ -64,6 +65,9 @@ def attention_layer(
         PlanError: The ranks make different calls.
     """
     with telling(cp.group):
+        named = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+        check_tensors("attention_layer", named)
+        x, w_q, w_k, w_v, w_o = as_autocast(named).values()
         problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
     y: torch.Tensor = _Layer.apply(x, cp.call(problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
     return y
@@ -74,7 +78,6 @@ def _problem(
 ) -> Problem:
     """Check this rank's tensors, and name what all ranks' tensors ask for."""
     named = dict(zip(("x", "w_q", "w_k", "w_v", "w_o"), (x, *weights), strict=True))
-    check_tensors("attention_layer", named)
     shapes = described(named)
     if x.dim() != 3 or any(w.dim() != 2 for w in weights):
         raise ValueError(f"attention_layer: {shapes}: x has three axes and weights have two")

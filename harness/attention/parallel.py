@@ -28,6 +28,7 @@ from harness.attention.autograd import attend
 from harness.attention.call import Call
 from harness.attention.group import check_device, seat
 from harness.attention.inputs import (
+    as_autocast,
     check_alike,
     check_name,
     check_tensors,
@@ -103,12 +104,12 @@ class ContextParallel:
     @property
     def positions(self) -> torch.Tensor:
         """Positions of this rank's query tokens in the whole sequence, int64, in local order."""
-        return torch.tensor(self.queries.positions(self.rank), dtype=torch.int64)
+        return _positions(self.queries, self.rank)
 
     @property
     def key_positions(self) -> torch.Tensor:
         """As `positions`, for keys; the same for self-attention."""
-        return torch.tensor(self.keys.positions(self.rank), dtype=torch.int64)
+        return _positions(self.keys, self.rank)
 
     def sharding(self, *, keys: bool = False) -> Sharding:
         """Return who owns which query tokens, or key tokens."""
@@ -161,8 +162,7 @@ class ContextParallel:
         first = part.movedim(dim, 0)
         whole = first.new_empty((sum(map(len, sharding.chunks)), *first.shape[1:]))
         for rank, tensor in enumerate(self._gather(first, sharding)):
-            mine = torch.tensor(sharding.positions(rank), dtype=torch.int64, device=whole.device)
-            whole[mine] = tensor
+            whole[_positions(sharding, rank).to(whole.device)] = tensor
         return whole.movedim(0, dim).contiguous()
 
     def attend(
@@ -180,7 +180,8 @@ class ContextParallel:
             dropout_p: Must be 0.
 
         Returns:
-            `(B, heads_q, local query tokens, E)`, in the dtype of q.
+            `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in autocast's,
+            as torch's own attention.
 
         Raises:
             UnsupportedError: Dropout, tracing by torch.compile, or a dtype or device without
@@ -191,6 +192,9 @@ class ContextParallel:
         """
         with telling(self.group):
             refuse_dropout(dropout_p)
+            named = {"q": q, "k": k, "v": v}
+            check_tensors("attention", named)
+            q, k, v = as_autocast(named).values()
             problem = self._problem(q, k, v)
         return attend(q, k, v, self.call(problem))
 
@@ -226,7 +230,6 @@ class ContextParallel:
     def _problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
         """Check this rank's tensors, and name what all ranks' tensors ask for."""
         named = {"q": q, "k": k, "v": v}
-        check_tensors("attention", named)
         if not (q.dim() == k.dim() == v.dim() == 4):
             raise ValueError(
                 f"attention: {described(named)}: each must be (B, heads, local tokens, D)"
@@ -256,6 +259,11 @@ class ContextParallel:
             dtype=dtype,
             cp=self.cp,
         )
+
+
+def _positions(sharding: Sharding, rank: int) -> torch.Tensor:
+    """Positions of a rank's tokens; on the CPU, whatever the default device is."""
+    return torch.tensor(sharding.positions(rank), dtype=torch.int64, device="cpu")
 
 
 def context_parallel(

@@ -35,7 +35,8 @@ def local_tensor(
     whole = like.new_empty((problem.batch, heads, sharding.tokens(call.rank), wide))
     for resident in found:
         rows, own_heads = place_in(plan, resident.piece, call)
-        whole[:, torch.tensor(own_heads)[:, None], torch.tensor(rows)] = results[resident]
+        head_at, row_at = (torch.tensor(at, device=whole.device) for at in (own_heads, rows))
+        whole[:, head_at[:, None], row_at] = results[resident]
     return whole
 
 

@@ -1,6 +1,7 @@
 """Plans that are ready to run: made and proved once, run, and held to the bytes that they name."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,8 +83,12 @@ def _facts(plan: Plan) -> Facts:
 
 
 def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
-    """Run a plan and hold what moved against what was planned."""
-    run = execute(ready.program, inputs, transport)
+    """Run a plan, whatever autocast is on, and hold what moved against what was planned."""
+    devices = {tensor.device.type for tensor in inputs.values()}
+    with ExitStack() as plain:
+        for device in devices:
+            plain.enter_context(torch.autocast(device, enabled=False))
+        run = execute(ready.program, inputs, transport)
     traffic = transport.traffic
     for rank in transport.ranks:
         named = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))
