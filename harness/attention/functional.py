@@ -5,12 +5,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.attention.agreement import lengths, telling
+from harness.attention.compiling import outside_graphs
 from harness.attention.group import seat
 from harness.attention.inputs import check_tensors, refuse_dropout
 from harness.attention.parallel import context_parallel
 from patterns import Pattern
 
 
+@outside_graphs
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -1,5 +1,8 @@
 """The ranks that share attention: which group, which of its ranks this is, what it can move."""
 
+import os
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +32,7 @@ def seat(group: dist.ProcessGroup | DeviceMesh | None) -> tuple[dist.ProcessGrou
         group = group.get_group()
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
+            _warn_of_launched()
             return None, 0, 1
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):
@@ -40,6 +44,17 @@ def seat(group: dist.ProcessGroup | DeviceMesh | None) -> tuple[dist.ProcessGrou
     if rank < 0:
         raise ValueError("attention: this process is not a member of the group")
     return group, rank, dist.get_world_size(group)
+
+
+def _warn_of_launched() -> None:
+    """Warn who was launched beside others and is about to attend alone; once a process."""
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdecimal() and int(world) > 1:
+        warnings.warn(
+            f"attention: WORLD_SIZE is {world}, but there is no process group, so each process "
+            "attends alone (cp = 1); call torch.distributed.init_process_group first",
+            stacklevel=2,
+        )
 
 
 def transport_of(group: dist.ProcessGroup | None) -> Transport:

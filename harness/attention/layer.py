@@ -20,6 +20,7 @@ import torch
 
 from harness.attention.agreement import telling
 from harness.attention.call import Call
+from harness.attention.compiling import outside_graphs
 from harness.attention.group import check_device, transport_of
 from harness.attention.inputs import as_autocast, check_alike, check_tensors, described, dtype_of
 from harness.attention.parallel import ContextParallel
@@ -32,6 +33,7 @@ from harness.plan.tasks import FINISHED, Place, Resident, Tensor
 from harness.planning.layer import WEIGHT_GRADS, WEIGHTS
 
 
+@outside_graphs
 def attention_layer(
     cp: ContextParallel,
     x: torch.Tensor,

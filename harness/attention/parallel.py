@@ -26,6 +26,7 @@ import strategies
 from harness.attention.agreement import Word, compare, digest_of, telling
 from harness.attention.autograd import attend
 from harness.attention.call import Call
+from harness.attention.compiling import outside_graphs
 from harness.attention.group import check_device, seat
 from harness.attention.inputs import (
     as_autocast,
@@ -136,6 +137,7 @@ class ContextParallel:
         positions = self.key_positions if keys else self.positions
         return whole.index_select(dim, positions.to(whole.device))
 
+    @outside_graphs
     def unshard(self, part: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
         """Gather every rank's tokens and put them back into their original order.
 
@@ -165,6 +167,7 @@ class ContextParallel:
             whole[_positions(sharding, rank).to(whole.device)] = tensor
         return whole.movedim(0, dim).contiguous()
 
+    @outside_graphs
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, dropout_p: float = 0.0
     ) -> torch.Tensor:
@@ -184,7 +187,7 @@ class ContextParallel:
             as torch's own attention.
 
         Raises:
-            UnsupportedError: Dropout, tracing by torch.compile, or a dtype or device without
+            UnsupportedError: Dropout, a transform of torch.func, or a dtype or device without
                 attention or transport is asked for; or the strategy cannot do this problem; and,
                 from backward, a gradient of the gradient.
             ValueError: A shape, dtype or device does not fit the others or this value.
@@ -266,6 +269,7 @@ def _positions(sharding: Sharding, rank: int) -> torch.Tensor:
     return torch.tensor(sharding.positions(rank), dtype=torch.int64, device="cpu")
 
 
+@outside_graphs
 def context_parallel(
     *,
     seqlen: int,
