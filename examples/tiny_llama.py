@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness.attention.layer import attention_layer
-from harness.attention.parallel import ContextParallel, context_parallel
+from harness.attention import ContextParallel, attention_layer, context_parallel
 from strategies import EVERY_STRATEGY
 
 LIMITS = {"float64": 1e-9, "float32": 1e-4}

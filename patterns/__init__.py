@@ -8,7 +8,7 @@ from patterns.geometry import Band, Block, Chunk, Relation, band_area
 from patterns.pattern import LONGEST, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, refine, simplify
 from patterns.tables import remap_order
-from patterns.text import PATTERNS, file_of, kind_of, make_pattern, sampled
+from patterns.text import PATTERNS, file_of, is_spelled_out, kind_of, make_pattern, sampled
 
 __all__ = [
     "CAUSAL",
@@ -23,6 +23,7 @@ __all__ = [
     "Relation",
     "band_area",
     "file_of",
+    "is_spelled_out",
     "kind_of",
     "make_pattern",
     "outside",

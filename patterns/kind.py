@@ -1,5 +1,6 @@
 """What a named pattern is made of: its parameters and the function that builds its mask."""
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -56,6 +57,18 @@ class Kind:
     cross: bool = True
     sample: Callable[[int], str] | None = _as_it_is
     sample_cross: str | None = None
+
+
+def integer(name: str, value: object) -> int:
+    """Take a whole number of any kind: Python's, numpy's, a tensor of one number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what is none is refused
+    except TypeError:
+        raise ValueError(f"{name} ({value!r}) must be a whole number, such as 4096") from None
 
 
 def digits(value: str) -> int | None:

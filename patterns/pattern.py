@@ -1,8 +1,9 @@
 """A pattern: which query positions attend which key positions, in the original token order."""
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -27,12 +28,13 @@ _SHADES = "·░▒▓█"
 _FEW = 64  # bands that a python loop counts faster than numpy
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
     """A mask of `seqlen_q` x `seqlen_kv` positions as disjoint bands.
 
-    Patterns are equal when text and lengths are equal. `bands` answer every question in closed
-    form; `predicate` is the definition in other words, kept apart for the numerical oracle.
+    Patterns are equal when text and content are: a text alone stands for no mask, because a table's
+    file may change and anybody may make a pattern. `bands` answer every question in closed form;
+    `predicate` is the definition in other words, kept apart for the numerical oracle.
 
     Attributes:
         text: Canonical spelling; `make_pattern` reads it back.
@@ -46,9 +48,38 @@ class Pattern:
     text: str
     seqlen_q: int
     seqlen_kv: int
-    bands: tuple[Band, ...] = field(compare=False, repr=False)
-    predicate: Predicate = field(compare=False, repr=False)
-    remap: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
+    bands: tuple[Band, ...] = field(repr=False)
+    predicate: Predicate = field(repr=False)
+    remap: tuple[int, ...] | None = field(default=None, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare text and content."""
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return (self.text, self.content) == (other.text, other.content)
+
+    def __hash__(self) -> int:
+        """Hash by text and content."""
+        return hash((self.text, self.content))
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of lengths, bands and remap, 32 hex digits; equal in every process."""
+        lengths = (int(self.seqlen_q), int(self.seqlen_kv))
+        order = None if self.remap is None else tuple(map(int, self.remap))
+        digest = hashlib.sha256(repr((lengths, order)).encode())
+        for column in fields(self._arrays):
+            digest.update(getattr(self._arrays, column.name).astype("<i8").tobytes())
+        return digest.hexdigest()[:32]
+
+    @property
+    def is_staircase(self) -> bool:
+        """Whether it is one band that later keys alone are cut from, as causal patterns are."""
+        if len(self.bands) != 1:
+            return False
+        (band,) = self.bands
+        whole = (band.q0, band.q1, band.k0, band.k1) == (0, self.seqlen_q, 0, self.seqlen_kv)
+        return whole and band.lo is not None and band.hi is None
 
     @cached_property
     def _arrays(self) -> BandArrays:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pkgutil import resolve_name
 
 from patterns import outside
-from patterns.kind import Kind, Values
+from patterns.kind import Kind, Values, integer
 from patterns.pattern import LONGEST, Pattern
 
 PATTERNS: Mapping[str, Kind] = {
@@ -45,7 +46,8 @@ def make_pattern(
             without `cross`.
     """
     name, kind, rest = _named(text)
-    seqlen_kv = seqlen_q if seqlen_kv is None else seqlen_kv
+    seqlen_q = integer("seqlen_q", seqlen_q)
+    seqlen_kv = seqlen_q if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
     _check_lengths(name, kind, seqlen_q, seqlen_kv, cross)
     values = _values(name, kind, rest)
     mask = kind.build(values, seqlen_q, seqlen_kv)
@@ -66,6 +68,18 @@ def file_of(text: str) -> str | None:
         ValueError: For an unknown name or parameter, as `make_pattern` does.
     """
     return _values(*_named(text)).get("file")
+
+
+@lru_cache(maxsize=64)
+def is_spelled_out(pattern: Pattern) -> bool:
+    """Whether a pattern's text and lengths alone make it: not a file, and not a hand."""
+    try:
+        if file_of(pattern.text) is not None:
+            return False
+        again = make_pattern(pattern.text, pattern.seqlen_q, pattern.seqlen_kv, cross=True)
+    except ValueError:
+        return False
+    return again.content == pattern.content
 
 
 def _named(text: str) -> tuple[str, Kind, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.attention.parallel import context_parallel
+from harness.attention import context_parallel
 from harness.base.json_fields import json_text
 from harness.commands.arguments import count, length, listed
 from harness.execute.kernel_floor import kernel_calls

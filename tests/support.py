@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
-from harness.attention.parallel import Everything, run_all
+from harness.attention import Everything, run_all
 from harness.oracle.tolerance import Tolerance, Verdict, calibrate, judge
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Scope

@@ -1,166 +1,123 @@
-"""One plan for all ranks of a group: made and verified once, compared, run, and held to its bytes.
+"""The ranks of a group make one call: compared in every call, before anything else moves.
 
-What a rank can see by itself it refuses at once. Before a plan first runs in a group its hash is
-compared, so that ranks with different plans are told and do not wait in vain.
+Each rank tells the others three whole numbers: what it does and, as a digest, with what. That is
+one small collective of a fixed size, so it fits whatever the others do here. Where the numbers
+differ the ranks tell in words, and each raises what differs. A rank that refuses a call tells it
+too, so that the others do not wait for it.
+
+The numbers go through the CPU where the group reaches it. A group of NCCL alone makes the host wait
+for the GPU in each call; `init_process_group("cpu:gloo,cuda:nccl")` does not.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from harness.errors import PlanError, UnsupportedError
-from harness.execute.interpreter import Run, execute
-from harness.execute.transport import GroupTransport, LocalTransport, Transport
-from harness.plan.problem import Direction, Problem
-from harness.plan.residency import Program
-from harness.plan.sharding import Sharding
-from harness.plan.sizes import traffic
-from harness.plan.tasks import Resident
-from harness.planning.chosen import Chosen
-from harness.planning.strategy import Context
-from harness.verify.proof import verify
+from harness.errors import HarnessError, PlanError, told
 
-_BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
-_MOST_AGREED = 4096
-_T = TypeVar("_T")
+_LONGEST_TO_TELL = timedelta(seconds=10)
+"""A rank that refuses waits so long for the others to hear it."""
 
-Owners = tuple[Sharding, Sharding]
-"""Who owns which query tokens, and which key tokens."""
-
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
-"""Hashes of the plans that the ranks of a group have compared; gone with the group."""
+Facts = tuple[tuple[str, str], ...]
+"""What a call is, by name, in a fixed order."""
 
 
-class Ready(NamedTuple):
-    """A verified plan, and what each rank sends and receives in it, in bytes."""
+class Word(IntEnum):
+    """What a rank is about to do."""
 
-    program: Program
-    sent_bytes: Mapping[int, int]
-    received_bytes: Mapping[int, int]
+    RUN = 1
+    REFUSE = 2
+    COUNT_TOKENS = 3
+    GATHER = 4
 
 
-@lru_cache(maxsize=128)
-def planned(
-    chosen: Chosen,
-    problem: Problem,
-    direction: Direction,
-    context: Context,
-    owners: Owners | None = None,
-) -> Ready:
-    """Plan and verify, once for each problem.
+def compare(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: bytes) -> None:
+    """Return when all ranks of a group are about to do the same. A collective.
+
+    Args:
+        group: The ranks; None = this process is alone.
+        word: What this rank does.
+        facts: With what; told where ranks differ.
+        digest: `digest_of(facts)`, which callers keep.
 
     Raises:
-        PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
+        PlanError: Ranks differ; names in what. Every rank raises it.
     """
-    plan = chosen.plan(problem, direction, context)
-    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
-        raise PlanError(
-            "a plan cuts the sequence as its tokens were dealt",
-            rank=None,
-            task=None,
-            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
-        )
-    sent, received = (dict(enumerate(side)) for side in traffic(plan))
-    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
-    return Ready(verify(plan, owned), sent, received)
+    if group is not None:
+        halves = (int.from_bytes(digest[at : at + 8], "big", signed=True) for at in (0, 8))
+        rows = _told(group, (word, *halves))
+        if len(set(rows)) > 1:
+            _complain(group, facts)
 
 
-def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
-    """Run a plan and hold what moved against what was planned."""
-    run = execute(ready.program, inputs, transport)
-    traffic = transport.traffic
-    for rank in transport.ranks:
-        named = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))
-        moved = (traffic.sent_bytes.get(rank, 0), traffic.received_bytes.get(rank, 0))
-        if moved != named:
-            raise PlanError(
-                "the bytes that move are the bytes that the plan names",
-                rank=rank,
-                task=None,
-                detail=f"sent and received {moved} bytes, planned {named}",
+def lengths(group: dist.ProcessGroup | None, queries: int, keys: int) -> tuple[int, int]:
+    """Return the tokens of all ranks together. A collective.
+
+    Raises:
+        PlanError: Some rank is about to do something else.
+    """
+    if group is None:
+        return queries, keys
+    rows = _told(group, (Word.COUNT_TOKENS, queries, keys))
+    if {row[0] for row in rows} != {Word.COUNT_TOKENS}:
+        _complain(group, (("call", "a sum of the ranks' lengths, as seqlen is not given"),))
+    return sum(row[1] for row in rows), sum(row[2] for row in rows)
+
+
+@contextmanager
+def telling(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Tell the other ranks what this one refuses inside, then raise it."""
+    try:
+        yield
+    except (HarnessError, ValueError, TypeError) as error:
+        if group is not None:
+            with suppress(PlanError, RuntimeError):  # of the two errors this rank's own says more
+                rows = _told(group, (Word.REFUSE, 0, 0), _LONGEST_TO_TELL)
+                if len(set(rows)) > 1:
+                    _complain(group, (("call", f"none, it is refused there: {told(error)}"),))
+        raise
+
+
+def digest_of(facts: Facts) -> bytes:
+    """Return 16 bytes that stand for a call."""
+    return hashlib.sha256(repr(facts).encode()).digest()[:16]
+
+
+def _told(
+    group: dist.ProcessGroup, row: Sequence[int], wait: timedelta | None = None
+) -> list[tuple[int, ...]]:
+    """Return what each rank tells, in rank order."""
+    reached = dist.get_backend_config(group)
+    device = torch.device("cpu" if "cpu:" in reached else "cuda")
+    mine = torch.tensor(row, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    work = dist.all_gather(rows, mine, group=group, async_op=True)
+    assert work is not None  # this rank is a member of the group
+    work.wait() if wait is None else work.wait(wait)
+    return [tuple(each.tolist()) for each in rows]
+
+
+def _complain(group: dist.ProcessGroup, facts: Facts) -> NoReturn:
+    """Compare in words what ranks differ in; all ranks of a group come here, or none."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, facts, group=group)
+    everyone: list[dict[str, str]] = list(map(dict, found))
+    lines = []
+    for name in everyone[0]:
+        values = [each.get(name) for each in everyone]
+        if None not in values and len(set(values)) > 1:
+            each = (
+                f"{value} on ranks {[rank for rank, other in enumerate(values) if other == value]}"
+                for value in dict.fromkeys(values)
             )
-    return run
-
-
-def seat(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, int, int]:
-    """Return the group (None = alone), this rank in it, and its size."""
-    if group is None:
-        if not (dist.is_available() and dist.is_initialized()):
-            return None, 0, 1
-        group = dist.group.WORLD
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError("attention: this process is not a member of the group")
-    return group, rank, dist.get_world_size(group)
-
-
-def transport_of(group: dist.ProcessGroup | None) -> Transport:
-    """The transport of this rank in a group; None = alone."""
-    return LocalTransport(1) if group is None else GroupTransport(group)
-
-
-def check_device(device: torch.device, group: dist.ProcessGroup | None) -> None:
-    """Refuse a device that the group's backend does not reach, where that can be told."""
-    if group is None:
-        return
-    backend = dist.get_backend(group)
-    reached = _BACKENDS.get(backend)
-    if reached is not None and device.type != reached:
-        right = [name for name, kind in _BACKENDS.items() if kind == device.type]
-        raise UnsupportedError(
-            f"attention: a {backend} group moves no {device.type} tensors",
-            (f"tensors on {reached}", *(f"a {name} group" for name in right)),
-        )
-
-
-def exchange(group: dist.ProcessGroup | None, value: _T) -> list[_T]:
-    """Return every rank's value, in rank order."""
-    if group is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def agreed(
-    chosen: Chosen,
-    problem: Problem,
-    direction: Direction,
-    context: Context,
-    owners: Owners,
-    group: dist.ProcessGroup | None,
-) -> Ready:
-    """Return the plan of all ranks; compare it with theirs before it runs for the first time.
-
-    Ranks that make the same calls come here in the same order, so all of them compare or none.
-
-    Raises:
-        PlanError: Some rank has another plan; names it, and what each rank plans.
-    """
-    ready = planned(chosen, problem, direction, context, owners)
-    if group is None:
-        return ready
-    plan = ready.program.plan
-    agreed = _AGREED.setdefault(group, set())
-    if plan.hash in agreed:
-        return ready
-    told = exchange(group, (plan.hash, f"{plan.strategy} {direction.value} of {problem}"))
-    others = [rank for rank, (digest, _) in enumerate(told) if digest != told[0][0]]
-    if others:
-        ranks = {
-            name: [r for r, (_, other) in enumerate(told) if other == name] for _, name in told
-        }
-        raise PlanError(
-            "all ranks of a group run one plan",
-            rank=others[0],
-            task=None,
-            detail="; ".join(f"ranks {members} plan {name}" for name, members in ranks.items()),
-        )
-    if len(agreed) >= _MOST_AGREED:
-        agreed.clear()
-    agreed.add(plan.hash)
-    return ready
+            lines.append(f"{name}: {', '.join(each)}")
+    first = next(rank for rank, other in enumerate(everyone) if other != everyone[0])
+    raise PlanError(
+        "all ranks of a group make one call", rank=first, task=None, detail="; ".join(lines)
+    )

@@ -18,18 +18,22 @@ from typing import Any
 
 import torch
 
-from harness.attention.agreement import check_device, run_plan, transport_of
-from harness.attention.parallel import Call, ContextParallel, place_in
-from harness.errors import UnsupportedError
+from harness.attention.agreement import telling
+from harness.attention.call import Call
+from harness.attention.compiling import outside_graphs
+from harness.attention.group import check_device, transport_of
+from harness.attention.inputs import as_autocast, check_alike, check_tensors, described, dtype_of
+from harness.attention.parallel import ContextParallel
+from harness.attention.pieces import place_in
+from harness.attention.ready import run_plan
 from harness.plan.heads import members
 from harness.plan.plan import Plan
-from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import FINISHED, Place, Resident, Tensor
 from harness.planning.layer import WEIGHT_GRADS, WEIGHTS
 
-_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
 
-
+@outside_graphs
 def attention_layer(
     cp: ContextParallel,
     x: torch.Tensor,
@@ -53,16 +57,21 @@ def attention_layer(
             whole sequence; None = not turned.
 
     Returns:
-        `(B, local tokens, M)`, in the dtype of x.
+        `(B, local tokens, M)`, in the dtype of x; under autocast in autocast's, to which x and the
+        weights are cast, as for torch's own products.
 
     Raises:
         UnsupportedError: There is no attention in this dtype or no transport of this device, or the
             strategy cannot do this; from backward, a gradient of the gradient is asked for.
         ValueError: A shape or dtype does not fit the others or `cp`.
-        PlanError: The ranks plan different things.
+        PlanError: The ranks make different calls.
     """
-    problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
-    y: torch.Tensor = _Layer.apply(x, Call(cp, problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
+    with telling(cp.group):
+        named = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+        check_tensors("attention_layer", named)
+        x, w_q, w_k, w_v, w_o = as_autocast(named).values()
+        problem = _problem(cp, x, (w_q, w_k, w_v, w_o), rotary)
+    y: torch.Tensor = _Layer.apply(x, cp.call(problem), w_q, w_k, w_v, w_o)  # type: ignore[no-untyped-call]  # torch: no annotations
     return y
 
 
@@ -70,8 +79,8 @@ def _problem(
     cp: ContextParallel, x: torch.Tensor, weights: Sequence[torch.Tensor], rotary: float | None
 ) -> Problem:
     """Check this rank's tensors, and name what all ranks' tensors ask for."""
-    named = zip(("x", "w_q", "w_k", "w_v", "w_o"), (x, *weights), strict=True)
-    shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in named)
+    named = dict(zip(("x", "w_q", "w_k", "w_v", "w_o"), (x, *weights), strict=True))
+    shapes = described(named)
     if x.dim() != 3 or any(w.dim() != 2 for w in weights):
         raise ValueError(f"attention_layer: {shapes}: x has three axes and weights have two")
     model, wide_q, wide_v = x.shape[2], weights[0].shape[0], weights[2].shape[0]
@@ -90,11 +99,8 @@ def _problem(
             f"{cp.heads_q} query and {cp.heads_kv} KV heads weights are (heads_q D, M), "
             "(heads_kv D, M), (heads_kv E, M), (M, heads_q E)"
         )
-    if len({t.dtype for t in (x, *weights)}) > 1 or len({t.device for t in (x, *weights)}) > 1:
-        raise ValueError(f"attention_layer: {shapes}: dtype and device must be one")
-    if x.dtype not in _DTYPE_OF:
-        known = tuple(map(str, _DTYPE_OF))
-        raise UnsupportedError(f"attention_layer: there is no attention in {x.dtype}", known)
+    check_alike("attention_layer", named)
+    dtype = dtype_of("attention_layer", x)
     check_device(x.device, cp.group)
     return Problem(
         pattern=cp.pattern,
@@ -103,7 +109,7 @@ def _problem(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         batch=x.shape[0],
-        dtype=_DTYPE_OF[x.dtype],
+        dtype=dtype,
         cp=cp.cp,
         hidden=model,
         rotary=rotary,
@@ -120,19 +126,19 @@ class _Layer(torch.autograd.Function):
         call: Call,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
-        cp, ready = call.cp, call.ready(Direction.FORWARD)
+        ready = call.ready(Direction.FORWARD)
         plan = ready.program.plan
         given = {Tensor.X: x[:, None], **_slabs(weights, call.problem)}
         inputs = {
-            resident: _cut(plan, given[resident.piece.tensor], resident, cp)
+            resident: _cut(plan, given[resident.piece.tensor], resident, call)
             for resident in plan.initial
-            if resident.place.rank == cp.rank
+            if resident.place.rank == call.rank
         }
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        ctx.residents = [resident for resident in plan.saved if resident.place.rank == cp.rank]
+        run = run_plan(ready, inputs, transport_of(call.group))
+        ctx.residents = [resident for resident in plan.saved if resident.place.rank == call.rank]
         ctx.save_for_backward(*weights, *(run.results[resident] for resident in ctx.residents))
         ctx.call = call
-        return _rows(plan, run.results, Tensor.Y, cp, x)
+        return _rows(plan, run.results, Tensor.Y, call, x)
 
     @staticmethod
     def backward(
@@ -140,18 +146,19 @@ class _Layer(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         call: Call = ctx.call
-        cp, ready = call.cp, call.ready(Direction.BACKWARD)
+        ready = call.ready(Direction.BACKWARD)
         plan = ready.program.plan
-        weights, saved = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        tensors = ctx.saved_tensors  # once: a checkpoint computes them as they are asked for
+        weights, saved = tensors[:4], tensors[4:]
         inputs = dict(zip(ctx.residents, saved, strict=True))
         given = {Tensor.DY: dy[:, None], **_slabs(weights, call.problem)}
         for resident in plan.initial:
-            if resident.place.rank == cp.rank and resident.piece.tensor in given:
-                inputs[resident] = _cut(plan, given[resident.piece.tensor], resident, cp)
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        dx = _rows(plan, run.results, Tensor.DX, cp, dy)
+            if resident.place.rank == call.rank and resident.piece.tensor in given:
+                inputs[resident] = _cut(plan, given[resident.piece.tensor], resident, call)
+        run = run_plan(ready, inputs, transport_of(call.group))
+        dx = _rows(plan, run.results, Tensor.DX, call, dy)
         grads = (
-            _weight_gradient(plan, run.results, part, weight, cp)
+            _weight_gradient(plan, run.results, part, weight, call)
             for part, weight in zip(WEIGHT_GRADS, weights, strict=True)
         )
         return dx, None, *grads
@@ -167,12 +174,12 @@ def _slabs(weights: Sequence[torch.Tensor], problem: Problem) -> dict[Tensor, to
     }
 
 
-def _cut(plan: Plan, whole: torch.Tensor, resident: Resident, cp: ContextParallel) -> torch.Tensor:
+def _cut(plan: Plan, whole: torch.Tensor, resident: Resident, call: Call) -> torch.Tensor:
     """Cut a piece out of this rank's tensor."""
     piece = resident.piece
     if piece.tensor.is_weight:
         return whole[:, list(members(piece.heads))].contiguous()
-    rows, _ = place_in(plan, piece, cp)
+    rows, _ = place_in(plan, piece, call)
     part = whole if rows == list(range(whole.shape[2])) else whole[:, :, rows]
     return part.contiguous()
 
@@ -181,14 +188,14 @@ def _rows(
     plan: Plan,
     results: Mapping[Resident, torch.Tensor],
     tensor: Tensor,
-    cp: ContextParallel,
+    call: Call,
     like: torch.Tensor,
 ) -> torch.Tensor:
     """Put the pieces of y or dx together as this rank's tokens."""
     whole = torch.empty_like(like)
     for resident in plan.outputs:
-        if resident.place == Place(cp.rank) and resident.piece.tensor is tensor:
-            whole[:, place_in(plan, resident.piece, cp)[0]] = results[resident][:, 0]
+        if resident.place == Place(call.rank) and resident.piece.tensor is tensor:
+            whole[:, place_in(plan, resident.piece, call)[0]] = results[resident][:, 0]
     return whole
 
 
@@ -197,7 +204,7 @@ def _weight_gradient(
     results: Mapping[Resident, torch.Tensor],
     part: Tensor,
     weight: torch.Tensor,
-    cp: ContextParallel,
+    call: Call,
 ) -> torch.Tensor:
     """Put the heads of a weight's gradient together; those that this rank lacks are 0."""
     over = part is Tensor.DW_O_PART
@@ -206,6 +213,6 @@ def _weight_gradient(
     by_head = torch.zeros(like.shape, dtype=weight.dtype, device=weight.device)
     slab = by_head.view(heads, -1)
     for resident in plan.outputs:
-        if resident.place == Place(cp.rank) and resident.piece.tensor in (part, FINISHED[part]):
+        if resident.place == Place(call.rank) and resident.piece.tensor in (part, FINISHED[part]):
             slab[list(members(resident.piece.heads))] = results[resident][0, :, 0].to(slab.dtype)
     return by_head.T.contiguous() if over else by_head

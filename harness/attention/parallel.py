@@ -10,44 +10,41 @@ tokens (labels that are shifted by one, a convolution) is done before `shard`: a
 not be neighbours.
 
 Every rank of the group makes the same calls in the same order, forward and backward, with the same
-arguments. What a rank can see by itself it refuses at once. Before a plan first runs in a group its
-hash is compared, so that ranks with different plans are told and do not wait in vain.
+arguments. Each call compares them over the ranks before anything moves: where ranks differ, or one
+refuses, all are told in what and none waits in vain.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import strategies
-from harness.attention.agreement import (
-    Owners,
-    Ready,
-    agreed,
-    check_device,
-    exchange,
-    planned,
-    run_plan,
-    seat,
-    transport_of,
+from harness.attention.agreement import Word, compare, digest_of, telling
+from harness.attention.autograd import attend
+from harness.attention.call import Call
+from harness.attention.compiling import outside_graphs
+from harness.attention.group import check_device, seat
+from harness.attention.inputs import (
+    as_autocast,
+    check_alike,
+    check_name,
+    check_tensors,
+    described,
+    dtype_of,
+    refuse_dropout,
 )
-from harness.errors import UnsupportedError
-from harness.execute import shards
-from harness.execute.transport import LocalTransport, Transport
-from harness.plan import heads as head_sets
-from harness.plan.plan import Plan
-from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.residency import Program
+from harness.attention.layout import owners_of
+from harness.attention.ready import Owners
+from harness.plan.problem import Problem
 from harness.plan.sharding import Sharding
-from harness.plan.tasks import Piece, Place, Resident, Tensor
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from patterns import Pattern, make_pattern
-
-_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
+from patterns import PATTERNS, Pattern, make_pattern
+from patterns.kind import integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +75,29 @@ class ContextParallel:
     context: Context = field(repr=False)
     group: dist.ProcessGroup | None = field(repr=False)
 
+    def __copy__(self) -> "ContextParallel":
+        """Return the value itself: nothing in it changes."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> "ContextParallel":
+        """Return the value itself, with its group."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., "ContextParallel"], tuple[object, ...]]:
+        """Pickle what it was made of; it is made again on the default group of who loads it.
+
+        Raises:
+            PicklingError: Its group is another, which no process can make again alone.
+        """
+        if self.group is not None and self.group is not dist.group.WORLD:
+            ranks = dist.get_process_group_ranks(self.group)
+            raise pickle.PicklingError(
+                f"ContextParallel: its group is that of ranks {ranks}, which whoever loads it "
+                "cannot make alone; save the model's state_dict(), and call context_parallel(...)"
+            )
+        made_of = (self.strategy.text, self.pattern, self.heads_q, self.heads_kv, self.context)
+        return _made_again, made_of
+
     @property
     def owners(self) -> Owners:
         """Who owns which query tokens, and which key tokens."""
@@ -86,12 +106,12 @@ class ContextParallel:
     @property
     def positions(self) -> torch.Tensor:
         """Positions of this rank's query tokens in the whole sequence, int64, in local order."""
-        return torch.tensor(self.queries.positions(self.rank), dtype=torch.int64)
+        return _positions(self.queries, self.rank)
 
     @property
     def key_positions(self) -> torch.Tensor:
         """As `positions`, for keys; the same for self-attention."""
-        return torch.tensor(self.keys.positions(self.rank), dtype=torch.int64)
+        return _positions(self.keys, self.rank)
 
     def sharding(self, *, keys: bool = False) -> Sharding:
         """Return who owns which query tokens, or key tokens."""
@@ -118,6 +138,7 @@ class ContextParallel:
         positions = self.key_positions if keys else self.positions
         return whole.index_select(dim, positions.to(whole.device))
 
+    @outside_graphs
     def unshard(self, part: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
         """Gather every rank's tokens and put them back into their original order.
 
@@ -133,20 +154,21 @@ class ContextParallel:
         """
         sharding = self.sharding(keys=keys)
         tokens = sharding.tokens(self.rank)
-        if part.shape[dim] != tokens:
-            raise ValueError(
-                f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of rank "
-                f"{self.rank}; choose another dim"
-            )
-        if part.requires_grad and torch.is_grad_enabled():
-            raise ValueError("unshard: no gradient passes it; give it part.detach()")
+        with telling(self.group):
+            if part.shape[dim] != tokens:
+                raise ValueError(
+                    f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
+                    f"rank {self.rank}; choose another dim"
+                )
+            if part.requires_grad and torch.is_grad_enabled():
+                raise ValueError("unshard: no gradient passes it; give it part.detach()")
         first = part.movedim(dim, 0)
         whole = first.new_empty((sum(map(len, sharding.chunks)), *first.shape[1:]))
         for rank, tensor in enumerate(self._gather(first, sharding)):
-            mine = torch.tensor(sharding.positions(rank), dtype=torch.int64, device=whole.device)
-            whole[mine] = tensor
+            whole[_positions(sharding, rank).to(whole.device)] = tensor
         return whole.movedim(0, dim).contiguous()
 
+    @outside_graphs
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, dropout_p: float = 0.0
     ) -> torch.Tensor:
@@ -162,24 +184,46 @@ class ContextParallel:
             dropout_p: Must be 0.
 
         Returns:
-            `(B, heads_q, local query tokens, E)`, in the dtype of q.
+            `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in autocast's,
+            as torch's own attention.
 
         Raises:
-            UnsupportedError: Dropout, tracing by torch.compile, or a dtype or device without
+            UnsupportedError: Dropout, a transform of torch.func, or a dtype or device without
                 attention or transport is asked for; or the strategy cannot do this problem; and,
                 from backward, a gradient of the gradient.
             ValueError: A shape, dtype or device does not fit the others or this value.
-            PlanError: The ranks plan different things.
+            PlanError: The ranks make different calls.
         """
-        _refuse(dropout_p)
-        problem = self._problem(q, k, v)
-        out: torch.Tensor = _Attention.apply(q, k, v, Call(self, problem))  # type: ignore[no-untyped-call]  # torch: no annotations
-        return out
+        with telling(self.group):
+            refuse_dropout(dropout_p)
+            named = {"q": q, "k": k, "v": v}
+            check_tensors("attention", named)
+            q, k, v = as_autocast(named).values()
+            problem = self._problem(q, k, v)
+        return attend(q, k, v, self.call(problem))
+
+    def call(self, problem: Problem) -> Call:
+        """Return one call of the ranks, for what their tensors ask for."""
+        return Call(
+            strategy=self.strategy,
+            problem=problem,
+            context=self.context,
+            owners=self.owners,
+            rank=self.rank,
+            group=self.group,
+        )
 
     def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:
         """Every rank's part, along the first axis; parts are padded on the way to equal lengths."""
         if self.group is None:
             return [part]
+        facts = (
+            ("call", "unshard"),
+            ("dtype", str(part.dtype)),
+            ("shape but for tokens", str(tuple(part.shape[1:]))),
+            ("tokens of each rank", str([*map(sharding.tokens, range(self.cp))])),
+        )
+        compare(self.group, Word.GATHER, facts, digest_of(facts))
         tokens = [sharding.tokens(rank) for rank in range(self.cp)]
         padded = part.new_zeros((max(tokens), *part.shape[1:]))
         padded[: len(part)] = part.detach()
@@ -189,14 +233,12 @@ class ContextParallel:
 
     def _problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
         """Check this rank's tensors, and name what all ranks' tensors ask for."""
-        shapes = ", ".join(
-            f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} {x.device}"
-            for name, x in (("q", q), ("k", k), ("v", v))
-        )
+        named = {"q": q, "k": k, "v": v}
         if not (q.dim() == k.dim() == v.dim() == 4):
-            raise ValueError(f"attention: {shapes}: each must be (B, heads, local tokens, D)")
-        if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-            raise ValueError(f"attention: {shapes}: dtype and device must be one")
+            raise ValueError(
+                f"attention: {described(named)}: each must be (B, heads, local tokens, D)"
+            )
+        check_alike("attention", named)
         wanted = (
             ("q", q, self.heads_q, self.queries, q.shape[3]),
             ("k", k, self.heads_kv, self.keys, q.shape[3]),
@@ -206,13 +248,10 @@ class ContextParallel:
             shape = (q.shape[0], heads, sharding.tokens(self.rank), wide)
             if tuple(x.shape) != shape:
                 raise ValueError(
-                    f"attention: {shapes}: rank {self.rank} of {self.cp} under "
+                    f"attention: {described(named)}: rank {self.rank} of {self.cp} under "
                     f"{self.strategy.text} needs {name} {shape}; cut it with shard"
                 )
-        if q.dtype not in _DTYPE_OF:
-            raise UnsupportedError(
-                f"attention: there is no attention in {q.dtype}", tuple(map(str, _DTYPE_OF))
-            )
+        dtype = dtype_of("attention", q)
         check_device(q.device, self.group)
         return Problem(
             pattern=self.pattern,
@@ -221,11 +260,17 @@ class ContextParallel:
             head_dim=q.shape[3],
             head_dim_v=v.shape[3],
             batch=q.shape[0],
-            dtype=_DTYPE_OF[q.dtype],
+            dtype=dtype,
             cp=self.cp,
         )
 
 
+def _positions(sharding: Sharding, rank: int) -> torch.Tensor:
+    """Positions of a rank's tokens; on the CPU, whatever the default device is."""
+    return torch.tensor(sharding.positions(rank), dtype=torch.int64, device="cpu")
+
+
+@outside_graphs
 def context_parallel(
     *,
     seqlen: int,
@@ -234,7 +279,7 @@ def context_parallel(
     strategy: str = strategies.DEFAULT,
     pattern: str | Pattern = "causal",
     seqlen_kv: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
     context: Context | None = None,
 ) -> ContextParallel:
     """Choose how the ranks of a group share attention. Communicates nothing.
@@ -246,7 +291,8 @@ def context_parallel(
         strategy: Name with options, such as `usp:4x2`; see `strategies`.
         pattern: Name with parameters, such as `window:left=128`, or a pattern; see `patterns`.
         seqlen_kv: Key tokens, for cross-attention; None = `seqlen`.
-        group: The ranks; None = the default group, or this process alone if there is none.
+        group: The ranks: a process group, or a mesh of one axis such as `mesh["cp"]`; None = the
+            default group, or this process alone if there is none.
         context: What the planner may know of the cluster.
 
     Raises:
@@ -254,8 +300,11 @@ def context_parallel(
         ValueError: A name, option, parameter or number is wrong, or this process is not in group.
     """
     group, rank, cp = seat(group)
-    keys = seqlen if seqlen_kv is None else seqlen_kv
-    if isinstance(pattern, str):
+    check_name("strategy", strategy, strategies.STRATEGIES)
+    seqlen = integer("seqlen", seqlen)
+    keys = seqlen if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
+    if not isinstance(pattern, Pattern):
+        check_name("pattern", pattern, PATTERNS)
         pattern = make_pattern(pattern, seqlen, keys, cross=keys != seqlen)
     if (pattern.seqlen_q, pattern.seqlen_kv) != (seqlen, keys):
         raise ValueError(
@@ -270,7 +319,7 @@ def context_parallel(
         head_dim=1,
         cp=cp,
     )
-    queries, own_keys = _layout(chosen, shape, context)
+    queries, own_keys = owners_of(chosen, shape, context)
     return ContextParallel(
         strategy=chosen,
         pattern=pattern,
@@ -285,293 +334,16 @@ def context_parallel(
     )
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    strategy: str = strategies.DEFAULT,
-    pattern: str | Pattern = "causal",
-    seqlen: int | None = None,
-    seqlen_kv: int | None = None,
-    group: dist.ProcessGroup | None = None,
-    dropout_p: float = 0.0,
-) -> torch.Tensor:
-    """Attend over a sequence whose tokens are spread over ranks as `context_parallel` spreads them.
-
-    Args:
-        q: This rank's queries, `(B, heads_q, local tokens, D)`.
-        k: This rank's keys, `(B, heads_kv, local tokens, D)`.
-        v: This rank's values, `(B, heads_kv, local tokens, E)`.
-        strategy: As in `context_parallel`.
-        pattern: As in `context_parallel`.
-        seqlen: Tokens of the whole sequence. Shards may be uneven, so a rank does not know it by
-            itself: None sums the ranks' lengths, one small collective in every call.
-        seqlen_kv: Key tokens of the whole sequence, if not `seqlen`.
-        group: As in `context_parallel`.
-        dropout_p: Must be 0.
-
-    Returns:
-        `(B, heads_q, local tokens, E)`, in the dtype of q.
-
-    Raises:
-        UnsupportedError, ValueError, PlanError: As `context_parallel` and `ContextParallel.attend`.
-    """
-    _refuse(dropout_p)
-    if not (q.dim() == k.dim() == v.dim() == 4):
-        raise ValueError(
-            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: each must be "
-            "(B, heads, local tokens, D)"
-        )
-    found, _, _ = seat(group)
-    if seqlen is None:
-        lengths = exchange(found, (q.shape[2], k.shape[2]))
-        seqlen, seqlen_kv = (sum(length[side] for length in lengths) for side in (0, 1))
-    cp = context_parallel(
-        seqlen=seqlen,
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
+def _made_again(
+    strategy: str, pattern: Pattern, heads_q: int, heads_kv: int, context: Context
+) -> ContextParallel:
+    """Make what was pickled, for the default group of this process."""
+    return context_parallel(
+        seqlen=pattern.seqlen_q,
+        seqlen_kv=pattern.seqlen_kv,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
         strategy=strategy,
         pattern=pattern,
-        seqlen_kv=seqlen_kv,
-        group=found,
+        context=context,
     )
-    return cp.attend(q, k, v, dropout_p=dropout_p)
-
-
-def _refuse(dropout_p: float) -> None:
-    if torch.compiler.is_compiling():
-        raise UnsupportedError(
-            "attention: torch.compile cannot trace a run of a plan",
-            ("torch.compiler.disable around it, and torch.compile around the rest of the model",),
-        )
-    if dropout_p != 0.0:
-        raise UnsupportedError(
-            f"attention: dropout_p ({dropout_p}) must be 0: a backward pass on other ranks and in "
-            "other tiles would have to repeat the random mask of each forward tile",
-            ("dropout_p=0", "dropout after the output projection"),
-        )
-
-
-class Everything(NamedTuple):
-    """What `run_all` leaves behind: results of all ranks together, by the oracle's names.
-
-    Attributes:
-        results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.
-        forward: The forward plan, resolved.
-        backward: The backward plan, resolved; None without dout.
-        transports: What each direction moved through.
-    """
-
-    results: Mapping[str, torch.Tensor]
-    forward: Program
-    backward: Program | None
-    transports: tuple[Transport, ...]
-
-
-def run_all(
-    problem: Problem,
-    strategy: str | Chosen,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    dout: torch.Tensor | None = None,
-    context: Context | None = None,
-    transport: Callable[[int], Transport] = LocalTransport,
-) -> Everything:
-    """Run all ranks of a problem in this process, on global tensors in original token order.
-
-    Args:
-        problem: What to compute.
-        strategy: By whom; name with options, or chosen.
-        q: `(B, heads_q, S, D)`.
-        k: `(B, heads_kv, T, D)`.
-        v: `(B, heads_kv, T, E)`.
-        dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
-        context: What the planner may know of the cluster.
-        transport: Makes a transport that holds all of so many ranks.
-
-    Raises:
-        UnsupportedError: The strategy cannot do this problem.
-        PlanError: Its plan breaks a rule, or other bytes moved than planned.
-    """
-    chosen = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
-    context = context or Context()
-    ranks = range(problem.cp)
-    ready = planned(chosen, problem, Direction.FORWARD, context)
-    plan = ready.program.plan
-    inputs = shards.initial_inputs(plan, {Tensor.Q: q, Tensor.K: k, Tensor.V: v}, ranks)
-    transports = [transport(problem.cp)]
-    run = run_plan(ready, inputs, transports[0])
-    results = {
-        "out": shards.collect(plan, {r: run.results[r] for r in plan.outputs}, Tensor.OUT),
-        "lse": shards.collect(plan, run.results, Tensor.LSE),
-    }
-    if dout is None:
-        return Everything(results, ready.program, None, tuple(transports))
-    back = planned(chosen, problem, Direction.BACKWARD, context)
-    plan = back.program.plan
-    inputs = {
-        resident: run.results[resident]
-        if resident in run.results
-        else shards.take(plan, dout, resident.piece)
-        for resident in plan.initial
-    }
-    transports.append(transport(problem.cp))
-    run = run_plan(back, inputs, transports[1])
-    for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
-        results[tensor.value] = shards.collect(plan, run.results, tensor)
-    return Everything(results, ready.program, back.program, tuple(transports))
-
-
-# Who owns what ------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=128)
-def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
-    """Who owns which query and key tokens: whoever a forward plan starts with."""
-    queries, keys = Tensor.Q, Tensor.K
-    if chosen.needs_layer:
-        queries = keys = Tensor.X
-        problem = replace(problem, hidden=1)
-    plan = chosen.plan(problem, Direction.FORWARD, context)
-    owned: dict[Tensor, list[dict[int, None]]] = {
-        tensor: [{} for _ in range(problem.cp)] for tensor in (queries, keys)
-    }
-    for place, piece in plan.initial:
-        if piece.tensor in owned:
-            owned[piece.tensor][place.rank].update(dict.fromkeys(piece.chunks))
-    return (
-        Sharding(plan.q_chunks, tuple(map(tuple, owned[queries]))),
-        Sharding(plan.kv_chunks, tuple(map(tuple, owned[keys]))),
-    )
-
-
-# One rank's part ----------------------------------------------------------------------------------
-
-
-class Call(NamedTuple):
-    """What the two directions of one call have in common besides tensors."""
-
-    cp: ContextParallel
-    problem: Problem
-
-    def ready(self, direction: Direction) -> Ready:
-        """Return the plan of all ranks, compared before it first runs.
-
-        Raises:
-            UnsupportedError: Autograd records the backward pass, for gradients of gradients.
-        """
-        cp = self.cp
-        if direction is Direction.BACKWARD and torch.is_grad_enabled():
-            layer = self.problem.hidden is not None
-            raise UnsupportedError(
-                f"attention{'_layer' if layer else ''}: the gradient has no gradient of its own, "
-                "and create_graph=True asks for one",
-                ("create_graph=False", *(() if layer else ("attention written out, at cp = 1",))),
-            )
-        return agreed(cp.strategy, self.problem, direction, cp.context, cp.owners, cp.group)
-
-
-class _Attention(torch.autograd.Function):
-    """The forward plan forward, the backward plan backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  # torch gives a context without a type that has its attributes
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
-    ) -> torch.Tensor:
-        cp, ready = call.cp, call.ready(Direction.FORWARD)
-        plan = ready.program.plan
-        whole = {Tensor.Q: q, Tensor.K: k, Tensor.V: v}
-        inputs = {
-            resident: _piece(plan, whole[resident.piece.tensor], resident.piece, cp)
-            for resident in plan.initial
-            if resident.place.rank == cp.rank
-        }
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        ctx.residents = [resident for resident in plan.saved if resident.place.rank == cp.rank]
-        ctx.save_for_backward(*(run.results[resident] for resident in ctx.residents))
-        ctx.call = call
-        return _local(plan, run.results, Tensor.OUT, cp, q)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401  # as above
-        dout: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
-        cp: ContextParallel = ctx.call.cp
-        ready = ctx.call.ready(Direction.BACKWARD)
-        plan = ready.program.plan
-        inputs = dict(zip(ctx.residents, ctx.saved_tensors, strict=True))
-        for resident in plan.initial:
-            if resident.place.rank == cp.rank and resident.piece.tensor is Tensor.DOUT:
-                inputs[resident] = _piece(plan, dout, resident.piece, cp)
-        run = run_plan(ready, inputs, transport_of(cp.group))
-        grads = (_local(plan, run.results, t, cp, dout) for t in (Tensor.DQ, Tensor.DK, Tensor.DV))
-        return (*grads, None)
-
-
-def _piece(plan: Plan, local: torch.Tensor, piece: Piece, cp: ContextParallel) -> torch.Tensor:
-    """Cut a piece out of this rank's tensor; the tensor itself where that is all of it."""
-    if _is_all(plan, piece, cp):
-        return local.contiguous()
-    rows, heads = place_in(plan, piece, cp)
-    return local[:, heads][:, :, rows].contiguous()
-
-
-def _local(
-    plan: Plan,
-    results: Mapping[Resident, torch.Tensor],
-    tensor: Tensor,
-    cp: ContextParallel,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """Put the pieces of one result together as this rank's tensor."""
-    problem, sharding = plan.problem, cp.sharding(keys=tensor.on_kv)
-    found = [r for r in plan.outputs if r.place == Place(cp.rank) and r.piece.tensor is tensor]
-    if len(found) == 1 and _is_all(plan, found[0].piece, cp):
-        return _unviewed(results[found[0]])
-    heads = problem.heads_kv if tensor.on_kv else problem.heads_q
-    wide = problem.head_dim if tensor in (Tensor.DQ, Tensor.DK) else problem.head_dim_v
-    whole = like.new_empty((problem.batch, heads, sharding.tokens(cp.rank), wide))
-    for resident in found:
-        rows, members = place_in(plan, resident.piece, cp)
-        whole[:, torch.tensor(members)[:, None], torch.tensor(rows)] = results[resident]
-    return whole
-
-
-def _unviewed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a view shows all of: autograd lets nobody change a view in place."""
-    base = tensor._base
-    if base is None:
-        return tensor
-    whole = base.shape == tensor.shape and base.data_ptr() == tensor.data_ptr()
-    return base if whole else tensor.clone()
-
-
-def _is_all(plan: Plan, piece: Piece, cp: ContextParallel) -> bool:
-    """Whether a piece is all of this rank's tensor, in its order."""
-    sharding, problem = cp.sharding(keys=piece.tensor.on_kv), plan.problem
-    heads = problem.heads_kv if piece.tensor.on_kv else problem.heads_q
-    owned = tuple(chunk for chunk in sharding.owned[cp.rank] if sharding.chunks[chunk])
-    return piece.chunks == owned and piece.heads.bit_count() == heads
-
-
-def place_in(plan: Plan, piece: Piece, cp: ContextParallel) -> tuple[list[int], list[int]]:
-    """Rows and heads of this rank's tensor that a piece is made of."""
-    sharding = cp.sharding(keys=piece.tensor.on_kv)
-    start, rows = {}, 0
-    for chunk in sharding.owned[cp.rank]:
-        start[chunk] = rows
-        rows += len(sharding.chunks[chunk])
-    found = [
-        start[chunk] + row
-        for chunk, tokens in zip(piece.chunks, plan.chunks(piece), strict=True)
-        for row in range(len(tokens))
-    ]
-    return found, list(head_sets.members(piece.heads))

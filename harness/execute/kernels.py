@@ -179,7 +179,9 @@ def attend_backward_delta(
     added columns of dv' are dropped. q and k get zero columns, which leave the scores as they are.
     In float32 and float64 this is exact. bfloat16 and float16 hold delta in three columns, the
     rounded value and two remainders, 24 bits in all, so that delta does not lose its float32
-    precision (float16: while `|delta| < 65504`). A kernel may pad the width further.
+    precision. As float16 ends at 65504 and at 6e-8, each row of delta is divided by a power of two
+    that its columns of dout' are in place of 1: exact while `2**-14 < |delta| < 2**31`, and no
+    worse than 2**-38 below. A kernel may pad the width further.
 
     Args:
         dout: As in `attend_backward`.
@@ -210,8 +212,9 @@ def attend_backward_delta(
     width = max(q.shape[3], dim_v + columns)
     out = q.new_zeros((*q.shape[:3], width))
     dout = _widen(dout, width)
-    dout[..., dim_v : dim_v + columns] = 1.0
-    rest = delta
+    factor = _power_of_two(delta) if columns > 1 else torch.ones_like(delta)
+    dout[..., dim_v : dim_v + columns] = factor.unsqueeze(-1)
+    rest = delta / factor
     for column in range(dim_v, dim_v + columns):
         out[..., column] = rest
         rest = rest - out[..., column]
@@ -345,6 +348,12 @@ def _cpu_backward(six: Six, bias: Tensor | None, *, causal: bool, scale: float) 
             for x in (dk, dv)
         )
     return dq, dk, dv
+
+
+def _power_of_two(delta: Tensor) -> Tensor:
+    """Of each value, the power of two just above it, within the normal numbers of float16."""
+    exponent = torch.frexp(delta).exponent
+    return torch.ldexp(torch.ones_like(delta), exponent.clamp(-14, 15)).to(delta.dtype)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

@@ -10,6 +10,7 @@ of the inputs where the result is a value (q, k, v, dout), not at all where it i
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -104,9 +105,9 @@ def angles_of(
 
     Source: Su et al., RoFormer (arXiv:2104.09864, section 3.2.2).
     """
-    chunks = [torch.arange(c.start, c.stop, c.step, dtype=torch.float64) for c in positions]
-    at_S = torch.cat(chunks)
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    span = partial(torch.arange, dtype=torch.float64, device="cpu")
+    at_S = torch.cat([span(c.start, c.stop, c.step) for c in positions])
+    exponents = span(0, head_dim, 2) / head_dim
     return torch.outer(at_S, base**-exponents).to(device)
 
 

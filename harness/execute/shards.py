@@ -86,12 +86,13 @@ def collect(plan: Plan, results: Mapping[Resident, torch.Tensor], tensor: Tensor
     whole = sample.new_full(shape, 0.0 if tensor.is_part else torch.nan)
     for piece, value in found:
         row = 0
-        members = torch.tensor(head_sets.members(piece.heads))
+        members = torch.tensor(head_sets.members(piece.heads), device=whole.device)[:, None]
         for chunk in plan.chunks(piece):
             part = value[:, :, row : row + len(chunk)]
+            tokens_at = torch.tensor(chunk, device=whole.device)[None, :]
             if tensor.is_part:
-                part = part + whole[:, members[:, None], torch.tensor(chunk)[None, :]]
-            whole[:, members[:, None], torch.tensor(chunk)[None, :]] = part
+                part = part + whole[:, members, tokens_at]
+            whole[:, members, tokens_at] = part
             row += len(chunk)
     return whole
 

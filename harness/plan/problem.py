@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from patterns import is_spelled_out
+from patterns.kind import integer
 from patterns.pattern import Pattern
 
 MOST_RANKS = 1024
@@ -68,7 +70,11 @@ class Problem:
     round_sent: bool = False
 
     def __post_init__(self) -> None:
-        """Check ranges; raises ValueError with the value received and the rule."""
+        """Take numbers of any kind and check them; raises ValueError with value and rule."""
+        for name in ("heads_q", "heads_kv", "head_dim", "head_dim_v", "batch", "cp", "hidden"):
+            value = getattr(self, name)
+            if type(value) is not int and (name, value) != ("hidden", None):
+                object.__setattr__(self, name, integer(name, value))
         for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
@@ -89,6 +95,8 @@ class Problem:
     def _check_rotary(self) -> None:
         if self.rotary is None:
             return
+        if type(self.rotary) is not float:
+            object.__setattr__(self, "rotary", float(self.rotary))
         if self.hidden is None:
             raise ValueError(f"rotary ({self.rotary}) is of whole layers; set hidden as well")
         if not 1 < self.rotary < math.inf:  # false of NaN as well
@@ -150,9 +158,15 @@ class Problem:
 
 
 def spelled(problem: Problem) -> dict[str, object]:
-    """Return what a problem is, for JSON; without `round_sent`, which few have."""
+    """Return what a problem is, for JSON; without `round_sent`, which few have.
+
+    Where the text of a pattern does not say what it allows, as that of a file, its content does.
+    """
+    pattern = problem.pattern
+    beyond = {} if is_spelled_out(pattern) else {"pattern_content": pattern.content}
     return {
-        "pattern": problem.pattern.text,
+        "pattern": pattern.text,
+        **beyond,
         "seqlen_q": problem.seqlen_q,
         "seqlen_kv": problem.seqlen_kv,
         "heads_q": problem.heads_q,

@@ -81,6 +81,7 @@ _PROBLEM: Mapping[str, tuple[type, ...]] = {
     "seqlen_kv": (int,),
     **{field.name: get_args(field.type) or (field.type,) for field in fields(Problem)},
     "pattern": (str,),
+    "pattern_content": (str,),
     "dtype": (str,),
 }
 """The types of a plan's and a problem's fields in JSON."""
@@ -93,7 +94,10 @@ _MOST = {**dict.fromkeys(_COUNTS, MOST), "cp": MOST_RANKS}
 """As for flags."""
 
 
-_USUAL = {field.name for field in fields(Problem) if field.default is not MISSING}
+_USUAL = {
+    "pattern_content",
+    *(field.name for field in fields(Problem) if field.default is not MISSING),
+}
 
 
 _TASKS: Mapping[str, tuple[str, ...]] = {
@@ -116,6 +120,13 @@ def _read_problem(raw: object) -> Problem:
             raise refused(f"problem.{name}", rest[name], f"at most {most}")
     seqlen_q, seqlen_kv = rest.pop("seqlen_q"), rest.pop("seqlen_kv")
     pattern = make_pattern(rest.pop("pattern"), seqlen_q, seqlen_kv, cross=True)
+    content = rest.pop("pattern_content", pattern.content)
+    if content != pattern.content:
+        raise refused(
+            "problem.pattern_content",
+            content,
+            f"that of {pattern.text}, {pattern.content}; it has changed since, so plan again",
+        )
     rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
     return Problem(pattern=pattern, **rest)
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from harness.base.numbers import whole
 from harness.errors import UnsupportedError
 from harness.plan.problem import Dtype, Problem
+from patterns import is_spelled_out
 
 PREFIX = "peer:"
 _HALF = (Dtype.BFLOAT16, Dtype.FLOAT16)
@@ -263,6 +264,11 @@ def _mask(own: Peer, problem: Problem) -> Iterable[_Rule]:
         legal,
     )
     yield text not in legal, f"pattern ({text}) must be {' or '.join(legal)}", legal
+    yield (
+        not is_spelled_out(problem.pattern),
+        f"pattern ({text}) must be what its text says, and this one was made by hand",
+        legal,
+    )
 
 
 def _heads(chosen: ChosenPeer, problem: Problem) -> Iterable[_Rule]:

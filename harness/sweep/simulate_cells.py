@@ -187,7 +187,7 @@ def _predict(
     """The record of a predicted cell, without where and when."""
     small = planned_at(config)
     key = (
-        small if searches(small) else replace(small, cluster=None),
+        (small if searches(small) else replace(small, cluster=None)).hash,  # files may change
         fitted.hardware.gpus_per_node,
         fitted.hardware.cores is None,
         calls_on(fitted),

@@ -88,7 +88,7 @@ def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layou
         remap: False takes the tokens' own order all the same.
     """
     size = parts(problem.pattern, nodes, gpus)
-    if 1 < nodes <= _HALVED and problem.pattern.text.startswith("causal"):
+    if 1 < nodes <= _HALVED and problem.pattern.is_staircase:
         return _halved(problem, size, nodes, gpus)
     own = remap_order(problem.pattern) if remap else None
     if own is None or problem.seqlen_q != problem.seqlen_kv or size % len(own):

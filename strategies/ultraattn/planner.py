@@ -421,7 +421,7 @@ def published_slack(problem: Problem, shape: Nodes) -> Slack:
     size = parts(problem.pattern, 1, shape.gpus)
     chunks = [split(length, size) for length in (problem.seqlen_q, problem.seqlen_kv)]
     grid = grid_of(problem.pattern, *chunks)
-    causal = problem.pattern.text.startswith("causal")
+    causal = problem.pattern.is_staircase
     streaming = shape.gpus == 8 and grid.full == 2 and grid.total == 2 * 22
     node = 2 * (shape.nodes == 2) if not causal else int(shape.nodes == 8)
     return Slack(device=int(causal or streaming), node=node)

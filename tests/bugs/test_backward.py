@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.attention.parallel import attention, run_all
+from harness.attention import attention, run_all
 from harness.errors import UnsupportedError
 from harness.execute import kernels
 from harness.plan.problem import Dtype

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from tests.support import EVERY_STRATEGY, problem, tensors, wrong
 
 

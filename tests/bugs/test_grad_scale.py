@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.parallel import attention, run_all
+from harness.attention import attention, run_all
 from tests.support import EVERY_STRATEGY, problem, tensors
 
 

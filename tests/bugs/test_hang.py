@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import strategies
-from harness.attention.parallel import context_parallel, run_all
+from harness.attention import context_parallel, run_all
 from harness.errors import PlanError
 from harness.execute.interpreter import execute
 from harness.execute.shards import initial_inputs
@@ -103,7 +103,7 @@ def plans_differ(p: Problem) -> str:
 def test_b078_ranks_that_plan_different_exchanges_are_told_before_they_begin() -> None:
     told = ranks(2).run(plans_differ, problem("full", 17, (4, 2), cp=2))
     assert told[0] == told[1]
-    assert "all ranks of a group run one plan (rank 1)" in told[0]
+    assert "all ranks of a group make one call (rank 1)" in told[0]
     assert "lengths=3+5+9" in told[0]
     assert "lengths=3+4+10" in told[0]
 

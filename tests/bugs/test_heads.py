@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import strategies
-from harness.attention.parallel import context_parallel, run_all
+from harness.attention import context_parallel, run_all
 from harness.errors import UnsupportedError
 from harness.plan import heads as head_sets
 from harness.plan.problem import Direction, Problem

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from harness.execute import kernels
 from harness.execute.kernels import Mask, MaskKind, attend, merge_
 from harness.oracle.tolerance import calibrate, judge

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from harness.execute import kernels
 from harness.execute.kernels import Mask, MaskKind
 from harness.plan.plan import Plan

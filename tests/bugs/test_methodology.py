@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from harness.errors import PlanError
 from harness.execute import kernels
 from harness.execute.transport import Handle, LocalTransport

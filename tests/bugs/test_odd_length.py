@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from harness.execute.interpreter import execute
 from harness.execute.shards import collect, initial_inputs
 from harness.execute.transport import LocalTransport

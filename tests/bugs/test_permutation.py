@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.attention.parallel import context_parallel, run_all
+from harness.attention import context_parallel, run_all
 from harness.execute.shards import shard, unshard
 from harness.oracle.tolerance import FLOAT64_LIMIT
 from harness.plan.sharding import Sharding, contiguous, remapped, stripe, zigzag

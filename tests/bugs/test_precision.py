@@ -1,12 +1,16 @@
 """Precision: what a strategy adds to the error of one device, and the dtype of what it returns."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
+from harness.attention import run_all
 from harness.execute import kernels
-from harness.oracle.tolerance import errors
+from harness.oracle.tolerance import calibrate, errors
 from harness.plan.problem import Dtype
-from tests.support import EVERY_STRATEGY, problem, run, tolerance_of, wrong
+from tests.support import EVERY_STRATEGY, allowed, problem, run, tensors, tolerance_of, wrong
 
 LOW = [Dtype.BFLOAT16, Dtype.FLOAT16]
 
@@ -75,3 +79,20 @@ def test_s08_a_dq_that_did_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     results = run(p, "ring").results
     assert finer_than_bfloat16(results["dq"]) == 0
     assert finer_than_bfloat16(results["dk"]) > 0.5
+
+
+@pytest.mark.parametrize("strategy", ["grid:rows=2", "ultraattn:seconds=0.2"])
+def test_gradients_where_a_row_of_delta_leaves_float16_are_those_of_one_device(
+    strategy: str,
+) -> None:
+    p = problem("causal", 37, (6, 2), dims=(8, 5), dtype=Dtype.FLOAT16, cp=4)
+    q, k, v, dout = tensors(p)
+    v, dout = v + 300, dout + 300
+    assert float(5 * v.float().min() * dout.float().min()) > torch.finfo(torch.float16).max
+    right = calibrate(q, k, v, allowed(p), scale=p.softmax_scale, dout=dout)
+    found, single = (
+        errors(run_all(replace(p, cp=cp), text, q, k, v, dout=dout).results, right)
+        for cp, text in ((4, strategy), (1, "ring"))
+    )
+    for name in ("dq", "dk", "dv"):
+        assert found[name] <= 2 * single[name] < math.inf, name

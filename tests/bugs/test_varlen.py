@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from tests.support import EVERY_STRATEGY, failures, problem, tensors, tolerance_of, wrong
 
 

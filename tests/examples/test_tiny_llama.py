@@ -6,7 +6,7 @@ from torch import Tensor
 
 from examples import tiny_llama
 from examples.tiny_llama import LIMITS, Shape, dense, furthest, train
-from harness.attention.parallel import ContextParallel
+from harness.attention import ContextParallel
 from strategies import EVERY_STRATEGY
 from tests.support import ranks
 

@@ -94,3 +94,10 @@ def test_the_floor_is_every_kernel_call_of_a_rank(
         for run in runs:
             run()
         assert sum(seen) == problem.pattern.total_area * problem.heads_q
+
+
+def test_what_comparing_calls_costs_is_timed_in_pairs() -> None:
+    small = ("--cp", "2", "--seqlen", "96", "--heads", "4/2", "--head-dim", "16", "--pairs", "5")
+    (row,) = rows("bench_agreement.py", *small)
+    assert (row["cp"], row["seqlen"], row["pairs"]) == (2, 96, 5)
+    assert 0 < row["p20"] <= row["ratio"] <= row["p80"]

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.attention.layer import attention_layer
-from harness.attention.parallel import context_parallel
+from harness.attention import attention_layer, context_parallel
 from harness.errors import UnsupportedError
 from harness.oracle.layer import layer_reference
 from harness.oracle.reference import allowed_mask, inputs_of

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
-from harness.attention import agreement
-from harness.attention import parallel as attention_module
-from harness.attention.parallel import ContextParallel, attention, context_parallel, run_all
+from harness.attention import ContextParallel, attention, context_parallel, run_all
+from harness.attention.group import check_device
+from harness.attention.layout import owners_of
 from harness.errors import PlanError, UnsupportedError
 from harness.plan.problem import Dtype, Problem
 from harness.plan.sharding import Sharding
@@ -108,27 +108,6 @@ def disagree(p: Problem) -> str:
         cp.attend(q, k, v)
         return str(error)
     return "not noticed"
-
-
-def count_comparisons(p: Problem) -> list[int]:
-    """How often ranks compare plans in three steps of training with one plan."""
-    cp, counts, real = chosen(p, "stripe"), [], dist.all_gather_object
-    made = 0
-
-    def counting(*args: object, **kwargs: object) -> None:
-        nonlocal made
-        made += 1
-        real(*args, **kwargs)
-
-    dist.all_gather_object = counting
-    try:
-        for _ in range(3):
-            q, k, v, dout = locally(cp, p)
-            cp.attend(q, k, v).backward(dout)
-            counts.append(made)
-    finally:
-        dist.all_gather_object = real
-    return counts
 
 
 def plain_function(p: Problem, seqlen: int | None) -> Tensor:
@@ -263,14 +242,8 @@ def test_two_configurations_in_one_process_do_not_influence_each_other() -> None
 def test_ranks_with_different_plans_are_told_and_can_go_on() -> None:
     told = ranks(3).run(disagree, problem("causal", 17, (6, 2), cp=3))
     assert len(set(told)) == 1
-    assert "all ranks of a group run one plan (rank 1)" in told[0]
-    assert "ranks [0, 2] plan ring forward of" in told[0]
-    assert "ranks [1] plan ring forward of" in told[0]
-
-
-def test_plans_are_compared_before_the_first_run_of_each_only() -> None:
-    p = problem("causal", 19, (6, 2), batch=1, cp=2)
-    assert ranks(2).run(count_comparisons, p) == [[2, 2, 2]] * 2
+    assert "all ranks of a group make one call (rank 1)" in told[0]
+    assert "pattern: causal on ranks [0, 2], full on ranks [1]" in told[0]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -454,12 +427,12 @@ def test_what_is_no_attention_is_refused_with_what_was_received() -> None:
 
 def test_a_group_that_cannot_reach_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
-    check = agreement.check_device
+
     with pytest.raises(UnsupportedError, match=r"a nccl group moves no cpu tensors; try .*gloo"):
-        check(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
-    check(torch.device("cuda"), dist.GroupMember.NON_GROUP_MEMBER)
+        check_device(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
+    check_device(torch.device("cuda"), dist.GroupMember.NON_GROUP_MEMBER)
     monkeypatch.setattr(dist, "get_backend", lambda _: "cpu:gloo,cuda:nccl")
-    check(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
+    check_device(torch.device("cpu"), dist.GroupMember.NON_GROUP_MEMBER)
 
 
 # Placement ----------------------------------------------------------------------------------------
@@ -470,7 +443,7 @@ def test_a_group_that_cannot_reach_the_device_is_refused(monkeypatch: pytest.Mon
 def test_shards_cover_the_sequence_and_positions_say_which(strategy: str, seqlen: int) -> None:
     alone = context_parallel(seqlen=seqlen, heads_q=6)
     shape = Problem(pattern=alone.pattern, heads_q=6, heads_kv=6, head_dim=1, cp=4)
-    queries, keys = attention_module._layout(strategies.strategy(strategy), shape, alone.context)
+    queries, keys = owners_of(strategies.strategy(strategy), shape, alone.context)
     made = [replace(alone, cp=4, rank=rank, queries=queries, keys=keys) for rank in range(4)]
     ids = torch.arange(100, 100 + seqlen)[None]
     parts = [one.shard(ids, dim=1) for one in made]

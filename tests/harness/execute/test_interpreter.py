@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import strategies
-from harness.attention.parallel import run_all
+from harness.attention import run_all
 from harness.errors import PlanError, UnsupportedError
 from harness.execute import kernels, shards
 from harness.execute.interpreter import execute

@@ -295,13 +295,14 @@ def test_delta_stands_for_the_output(dims: tuple[int, int], kind: MaskKind) -> N
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1e-4, 100.0, 1e8])
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_low_precision_keeps_delta_to_float32(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, dout = tensors((1, 2, 1, 19, 23, 8, 8), dtype)
     out, lse = attend(q, k, v, full(19, 23), 0.3)
-    exact = 100 * delta(out, dout)
+    exact = size * delta(out, dout)
     seen: list[Tensor] = []
     backward = kernels._backward
 
@@ -314,7 +315,7 @@ def test_low_precision_keeps_delta_to_float32(
     monkeypatch.setattr(kernels, "_backward", spy)
     attend_backward_delta(dout, q, k, v, exact, lse, full(19, 23), 0.3)
 
-    torch.testing.assert_close(seen[0], exact.double(), rtol=2**-23, atol=1e-7)
+    torch.testing.assert_close(seen[0], exact.double(), rtol=2**-23, atol=2**-38)
 
 
 def test_grouped_heads_do_not_lose_precision_in_bfloat16() -> None:

@@ -1,0 +1,88 @@
+"""All ranks of a problem in this process, on global tensors: what one rank alone cannot show."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+import strategies
+from harness.attention.ready import planned, run_plan
+from harness.execute import shards
+from harness.execute.transport import LocalTransport, Transport
+from harness.plan.problem import Direction, Problem
+from harness.plan.residency import Program
+from harness.plan.tasks import Tensor
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
+
+
+class Everything(NamedTuple):
+    """What `run_all` leaves behind: results of all ranks together, by the oracle's names.
+
+    Attributes:
+        results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.
+        forward: The forward plan, resolved.
+        backward: The backward plan, resolved; None without dout.
+        transports: What each direction moved through.
+    """
+
+    results: Mapping[str, torch.Tensor]
+    forward: Program
+    backward: Program | None
+    transports: tuple[Transport, ...]
+
+
+def run_all(
+    problem: Problem,
+    strategy: str | Chosen,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    dout: torch.Tensor | None = None,
+    context: Context | None = None,
+    transport: Callable[[int], Transport] = LocalTransport,
+) -> Everything:
+    """Run all ranks of a problem in this process, on global tensors in original token order.
+
+    Args:
+        problem: What to compute.
+        strategy: By whom; name with options, or chosen.
+        q: `(B, heads_q, S, D)`.
+        k: `(B, heads_kv, T, D)`.
+        v: `(B, heads_kv, T, E)`.
+        dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
+        context: What the planner may know of the cluster.
+        transport: Makes a transport that holds all of so many ranks.
+
+    Raises:
+        UnsupportedError: The strategy cannot do this problem.
+        PlanError: Its plan breaks a rule, or other bytes moved than planned.
+    """
+    chosen = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
+    context = context or Context()
+    ranks = range(problem.cp)
+    ready = planned(chosen, problem, Direction.FORWARD, context)
+    plan = ready.program.plan
+    inputs = shards.initial_inputs(plan, {Tensor.Q: q, Tensor.K: k, Tensor.V: v}, ranks)
+    transports = [transport(problem.cp)]
+    run = run_plan(ready, inputs, transports[0])
+    results = {
+        "out": shards.collect(plan, {r: run.results[r] for r in plan.outputs}, Tensor.OUT),
+        "lse": shards.collect(plan, run.results, Tensor.LSE),
+    }
+    if dout is None:
+        return Everything(results, ready.program, None, tuple(transports))
+    back = planned(chosen, problem, Direction.BACKWARD, context)
+    plan = back.program.plan
+    inputs = {
+        resident: run.results[resident]
+        if resident in run.results
+        else shards.take(plan, dout, resident.piece)
+        for resident in plan.initial
+    }
+    transports.append(transport(problem.cp))
+    run = run_plan(back, inputs, transports[1])
+    for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
+        results[tensor.value] = shards.collect(plan, run.results, tensor)
+    return Everything(results, ready.program, back.program, tuple(transports))

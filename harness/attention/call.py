@@ -1,0 +1,63 @@
+"""One call of a group's ranks: what its two directions have in common besides tensors."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from harness.attention.agreement import Word, compare, telling
+from harness.attention.ready import Owners, Ready, planned
+from harness.errors import UnsupportedError
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import Sharding
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a rank needs to run either direction.
+
+    Attributes:
+        strategy: Who computes what and who sends what.
+        problem: What all ranks' tensors ask for.
+        context: What the planner knows of the cluster.
+        owners: Who owns which query tokens, and which key tokens.
+        rank: This rank in the group.
+        group: The process group; None = this process is alone.
+    """
+
+    strategy: Chosen
+    problem: Problem
+    context: Context
+    owners: Owners
+    rank: int
+    group: dist.ProcessGroup | None
+
+    def sharding(self, *, keys: bool) -> Sharding:
+        """Return who owns which query tokens, or key tokens."""
+        return self.owners[1 if keys else 0]
+
+    def ready(self, direction: Direction) -> Ready:
+        """Return the plan of all ranks, once they have found that it is the same. A collective.
+
+        Raises:
+            UnsupportedError: Autograd records the backward pass, for gradients of gradients; or the
+                strategy cannot do this problem.
+            PlanError: The ranks make other calls, or the plan is wrong.
+        """
+        with telling(self.group):
+            if direction is Direction.BACKWARD:
+                self._refuse_second_gradient()
+            ready = planned(self.strategy, self.problem, direction, self.context, self.owners)
+        compare(self.group, Word.RUN, ready.facts, ready.digest)
+        return ready
+
+    def _refuse_second_gradient(self) -> None:
+        if torch.is_grad_enabled():
+            layer = self.problem.hidden is not None
+            raise UnsupportedError(
+                f"attention{'_layer' if layer else ''}: the gradient has no gradient of its own, "
+                "and create_graph=True asks for one",
+                ("create_graph=False", *(() if layer else ("attention written out, at cp = 1",))),
+            )

@@ -1,0 +1,115 @@
+"""What a user gives: tensors that attention can take, or a refusal at the call with the way out."""
+
+from collections.abc import Iterable
+
+import torch
+
+from harness.errors import UnsupportedError
+from harness.plan.problem import Dtype
+
+_DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
+
+Named = dict[str, torch.Tensor]
+"""A call's tensors by the names of its arguments."""
+
+
+def check_tensors(where: str, named: Named) -> None:
+    """Refuse what is no plain tensor, and transforms that no run of a plan can pass.
+
+    Raises:
+        ValueError: Something is no tensor, or one that is spread over ranks by somebody else.
+        UnsupportedError: A transform of torch.func is active.
+    """
+    for name, x in named.items():
+        if not isinstance(x, torch.Tensor):
+            way = f"; give {name}.weight" if isinstance(x, torch.nn.Module) else ""
+            raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors
+                f"{where}: {name} ({type(x).__name__}) must be a tensor{way}"
+            )
+        if hasattr(x, "to_local"):
+            raise ValueError(
+                f"{where}: {name} is a {type(x).__name__}, of which torch moves the parts itself; "
+                f"give this rank's part, {name}.to_local(), or all of it, {name}.full_tensor()"
+            )
+        if x.layout is not torch.strided:
+            raise ValueError(f"{where}: {name} is laid out as {x.layout}; give a dense tensor")
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{where}: torch.func (grad, vjp, vmap, jvp) cannot follow a run over ranks",
+            ("torch.autograd.grad", "a loop in place of vmap"),
+        )
+
+
+def as_autocast(named: Named) -> Named:
+    """Cast tensors as torch's own attention and products do where autocast is on; gradients flow.
+
+    float64 stays, as it does there.
+    """
+    device = next(iter(named.values())).device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return named
+    dtype = torch.get_autocast_dtype(device)
+    return {
+        name: x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+        for name, x in named.items()
+    }
+
+
+def check_alike(where: str, named: Named) -> None:
+    """Refuse tensors of several dtypes or devices.
+
+    Raises:
+        ValueError: There are several.
+    """
+    if len({x.dtype for x in named.values()}) > 1 or len({x.device for x in named.values()}) > 1:
+        raise ValueError(
+            f"{where}: {described(named)}: dtype and device must be one; cast with .to(...), or "
+            "call under torch.autocast, which casts all"
+        )
+
+
+def dtype_of(where: str, x: torch.Tensor) -> Dtype:
+    """Return a tensor's precision.
+
+    Raises:
+        UnsupportedError: There is no attention in it.
+    """
+    if x.dtype not in _DTYPE_OF:
+        raise UnsupportedError(
+            f"{where}: there is no attention in {x.dtype}", tuple(map(str, _DTYPE_OF))
+        )
+    return _DTYPE_OF[x.dtype]
+
+
+def described(named: Named) -> str:
+    """Shapes, dtypes and devices, for messages."""
+    return ", ".join(
+        f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} {x.device}"
+        for name, x in named.items()
+    )
+
+
+def refuse_dropout(dropout_p: float) -> None:
+    """Refuse dropout.
+
+    Raises:
+        UnsupportedError: It is asked for.
+    """
+    if dropout_p != 0.0:
+        raise UnsupportedError(
+            f"attention: dropout_p ({dropout_p}) must be 0: a backward pass on other ranks and in "
+            "other tiles would have to repeat the random mask of each forward tile",
+            ("dropout_p=0", "dropout after the output projection"),
+        )
+
+
+def check_name(what: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse what is no text where a name is asked for.
+
+    Raises:
+        ValueError: It is none; lists the names.
+    """
+    if not isinstance(value, str):
+        raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors
+            f"{what} ({value!r}) must be a name: one of {', '.join(choices)}"
+        )

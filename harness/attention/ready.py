@@ -1,0 +1,104 @@
+"""Plans that are ready to run: made and proved once, run, and held to the bytes that they name."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from harness.attention.agreement import Facts, digest_of
+from harness.errors import PlanError
+from harness.execute.interpreter import Run, execute
+from harness.execute.transport import Transport
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem, spelled
+from harness.plan.residency import Program
+from harness.plan.sharding import Sharding
+from harness.plan.sizes import traffic
+from harness.plan.tasks import Resident
+from harness.planning.chosen import Chosen
+from harness.planning.strategy import Context
+from harness.verify.proof import verify
+
+Owners = tuple[Sharding, Sharding]
+"""Who owns which query tokens, and which key tokens."""
+
+
+class Ready(NamedTuple):
+    """A verified plan, and what is asked of each of its runs.
+
+    Attributes:
+        program: The plan, proved and resolved.
+        sent_bytes: What each rank sends in it.
+        received_bytes: What each rank receives in it.
+        facts: What it computes, and its hash, for ranks to compare.
+        digest: Of the facts.
+    """
+
+    program: Program
+    sent_bytes: Mapping[int, int]
+    received_bytes: Mapping[int, int]
+    facts: Facts
+    digest: bytes
+
+
+@lru_cache(maxsize=128)
+def planned(
+    chosen: Chosen,
+    problem: Problem,
+    direction: Direction,
+    context: Context,
+    owners: Owners | None = None,
+) -> Ready:
+    """Plan and verify, once for each problem.
+
+    Raises:
+        PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
+    """
+    plan = chosen.plan(problem, direction, context)
+    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
+        raise PlanError(
+            "a plan cuts the sequence as its tokens were dealt",
+            rank=None,
+            task=None,
+            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
+        )
+    sent, received = (dict(enumerate(side)) for side in traffic(plan))
+    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
+    facts = _facts(plan)
+    return Ready(verify(plan, owned), sent, received, facts, digest_of(facts))
+
+
+def _facts(plan: Plan) -> Facts:
+    """Name what ranks must have in common: the call, every field of its problem, the plan."""
+    problem = plan.problem
+    kind = "attend" if problem.hidden is None else "attention_layer"
+    named = {**spelled(problem), "round_sent": problem.round_sent}
+    return (
+        ("call", f"{kind} {plan.direction.value}"),
+        ("strategy", plan.strategy),
+        *((name, str(value)) for name, value in named.items()),
+        ("plan", plan.hash),
+    )
+
+
+def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
+    """Run a plan, whatever autocast is on, and hold what moved against what was planned."""
+    devices = {tensor.device.type for tensor in inputs.values()}
+    with ExitStack() as plain:
+        for device in devices:
+            plain.enter_context(torch.autocast(device, enabled=False))
+        run = execute(ready.program, inputs, transport)
+    traffic = transport.traffic
+    for rank in transport.ranks:
+        named = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))
+        moved = (traffic.sent_bytes.get(rank, 0), traffic.received_bytes.get(rank, 0))
+        if moved != named:
+            raise PlanError(
+                "the bytes that move are the bytes that the plan names",
+                rank=rank,
+                task=None,
+                detail=f"sent and received {moved} bytes, planned {named}",
+            )
+    return run

@@ -1,0 +1,32 @@
+"""Who shares attention, and what is said to one who was launched beside others and is alone."""
+
+import warnings
+
+import pytest
+
+from harness.attention import context_parallel
+
+
+def test_a_launched_process_without_a_group_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.warns(UserWarning, match=r"WORLD_SIZE is 4, .* call .*init_process_group first"):
+        cp = context_parallel(seqlen=23, heads_q=6)
+    assert cp.cp == 1
+
+
+def test_the_warning_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for heads in (6, 8):
+            context_parallel(seqlen=23, heads_q=heads)
+        context_parallel(seqlen=29, heads_q=6)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("world", ["1", "", "many"])
+def test_one_process_is_alone_without_a_word(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context_parallel(seqlen=23, heads_q=6)
