@@ -8,7 +8,6 @@ order that changes; the ratio is that of the seconds of the slower rank, median 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from harness.attention import call as attention_call
 from harness.attention import context_parallel
+from harness.base.json_fields import json_text
 from harness.commands.arguments import count, dtype, heads, length
 from harness.plan.problem import Dtype
 from harness.ranks.team import Member, Team
@@ -115,7 +115,7 @@ def main() -> int:
     with Team(cell.cp) as team:
         row = cost(team, cell)
     if args.json:
-        print(json.dumps([asdict(row)]))
+        print(json_text([asdict(row)]))
     else:
         print(
             f"{cell.strategy} cp={row.cp} S={row.seqlen}: a step of {row.step_s * 1e3:.1f} ms "

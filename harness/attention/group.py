@@ -35,12 +35,15 @@ def seat(group: dist.ProcessGroup | DeviceMesh | None) -> tuple[dist.ProcessGrou
             _warn_of_launched()
             return None, 0, 1
         group = dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors
+    if isinstance(group, dist.ProcessGroup):
+        rank = dist.get_rank(group)
+    elif group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group gives to all others
+        rank = -1
+    else:
+        raise ValueError(
             f"attention: group ({group!r}) must be a process group, as torch.distributed.new_group "
             'gives one, or a mesh of one axis, as mesh["cp"]'
         )
-    rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("attention: this process is not a member of the group")
     return group, rank, dist.get_world_size(group)

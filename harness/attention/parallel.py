@@ -14,7 +14,6 @@ arguments. Each call compares them over the ranks before anything moves: where r
 refuses, all are told in what and none waits in vain.
 """
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,6 +38,7 @@ from harness.attention.inputs import (
 )
 from harness.attention.layout import owners_of
 from harness.attention.ready import Owners
+from harness.errors import UnsupportedError
 from harness.plan.problem import Problem
 from harness.plan.sharding import Sharding
 from harness.planning.chosen import Chosen
@@ -87,13 +87,14 @@ class ContextParallel:
         """Pickle what it was made of; it is made again on the default group of who loads it.
 
         Raises:
-            PicklingError: Its group is another, which no process can make again alone.
+            UnsupportedError: Its group is another, which no process can make again alone.
         """
         if self.group is not None and self.group is not dist.group.WORLD:
             ranks = dist.get_process_group_ranks(self.group)
-            raise pickle.PicklingError(
-                f"ContextParallel: its group is that of ranks {ranks}, which whoever loads it "
-                "cannot make alone; save the model's state_dict(), and call context_parallel(...)"
+            raise UnsupportedError(
+                f"ContextParallel: its group is that of ranks {ranks}, which who loads it cannot "
+                "make alone",
+                ("saving the model's state_dict()", "context_parallel(...) after loading"),
             )
         made_of = (self.strategy.text, self.pattern, self.heads_q, self.heads_kv, self.context)
         return _made_again, made_of

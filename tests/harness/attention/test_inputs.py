@@ -198,7 +198,7 @@ def copied() -> tuple[bool, str]:
     assert copy.deepcopy(other).cp.group is other.cp.group
     try:
         pickle.dumps(other)
-    except pickle.PicklingError as error:
+    except UnsupportedError as error:
         return same, str(error)
     return same, "not noticed"
 
