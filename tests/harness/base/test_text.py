@@ -38,4 +38,6 @@ def test_a_line_is_the_first_that_says_something() -> None:
 
 
 def test_a_long_trace_keeps_its_ends() -> None:
-    assert trace("a" * 10 + "b" * 5 + "c" * 10, 20) == "a" * 10 + "[... 5 characters ...]" + "c" * 10
+    assert (
+        trace("a" * 10 + "b" * 5 + "c" * 10, 20) == "a" * 10 + "[... 5 characters ...]" + "c" * 10
+    )
