@@ -11,11 +11,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
-from harness.base.workers import Terminated
+from harness.base.workers import Terminated, ended_by_signals
 from harness.commands import (
     calibrate,
     check,
@@ -29,9 +31,10 @@ from harness.commands import (
     sweep,
     trace,
 )
-from harness.commands.progress import wrapped
+from harness.commands.progress import say, wrapped
 from harness.errors import HarnessError, UnsupportedError
-from harness.ranks import launch
+from harness.measure.cells import LAUNCHED_JOBS
+from harness.ranks import launch, meeting
 
 _PROGRAM = "python -m harness"
 _COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans
@@ -81,22 +84,61 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in _VERBS:
         verb.register(verbs)
+    top.set_defaults(measures=lambda _: False)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit status; launched with others, rank 0 runs it for all."""
-    if not launch.launched():
-        return _run(argv, None)
-    me = launch.join()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
+    words = _with_values(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser().print_help(sys.stderr)
+        return 2
+    launched = meeting.launched()
+    second = launched and os.environ["RANK"] != "0"
+    # Ranks of a launch have the same words: rank 0 says what is wrong with them.
+    with _silent() if second else nullcontext():
+        args = _parsed(words)
+    if args is None:
+        return 2
+    if launched and args.measures(args):
+        return _ended(args, lambda: _launched(args))
+    if second and "TORCHELASTIC_RUN_ID" in os.environ:
+        return 0  # rank 0 does alone what needs no others
+    return _ended(args, lambda: int(args.run(args)))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as void,
+        redirect_stderr(void),
+        redirect_stdout(void),
+    ):
+        yield
+
+
+def _launched(args: argparse.Namespace) -> int:
+    """Run a verb with the other ranks of the launch, or serve the one that runs it."""
+    me = launch.Rank(meeting.meet(), LAUNCHED_JOBS)
     if me.rank:
-        me.serve()
-        return 0
-    ranks = launch.drive(me)
+        return me.serve()
+    ranks = launch.Launch(me)
+    args.launch = ranks
     try:
-        return _run(argv, ranks)
-    finally:
+        ranks.backend = launch.backend_of(me.met, args.transport)
+        status = int(args.run(args))
+    except Terminated:  # the launcher ends all of them
+        ranks.dismiss(wait=False)
+        raise
+    except BaseException:
         ranks.dismiss()
+        raise
+    ranks.dismiss()
+    return status
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
@@ -110,34 +152,32 @@ def _with_values(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
-    words = _with_values(sys.argv[1:] if argv is None else argv)
-    if not words:
-        parser().print_help(sys.stderr)
-        return 2
+def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
+    """What the words ask for; None if there are some that the verb does not know."""
     args, unknown = parser().parse_known_args(words)
     if unknown:
         text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"
-        text += f"; `{_PROGRAM} {args.verb} --help` shows the flags"
-        print(wrapped(text), file=sys.stderr)
-        return 2
-    args.launch = ranks
+        _say(text + f"; `{_PROGRAM} {args.verb} --help` shows the flags")
+        return None
+    return args
+
+
+def _ended(args: argparse.Namespace, work: Callable[[], int]) -> int:
+    """Do the work of a verb; its exit status, however it ends."""
     told = logging.StreamHandler(sys.stderr)  # what planners say when a search begins
     told.setFormatter(_Wrapped())
     searches = logging.getLogger("strategies")
     searches.addHandler(told)
     searches.setLevel(logging.WARNING if args.verb in _COUNTING else logging.INFO)
     try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except Terminated:
-        print(f"{args.verb}: terminated; what was done is kept", file=sys.stderr)
-        return 143
+        with ended_by_signals():
+            status = work()
+            sys.stdout.flush()
+    except Terminated as end:
+        _say(f"{args.verb}: terminated; what was done is kept")
+        return 128 + end.number
     except KeyboardInterrupt:
-        print(f"{args.verb}: interrupted; what was done is kept", file=sys.stderr)
+        _say(f"{args.verb}: interrupted; what was done is kept")
         return 130
     except BrokenPipeError:
         # The reader of stdout is gone; there is nobody left to tell.
@@ -145,10 +185,16 @@ def _run(argv: Sequence[str] | None, ranks: launch.Launch | None) -> int:
         return 0
     except (ValueError, HarnessError, MemoryError, OSError) as error:
         status, text = _failure(error)
-        print(wrapped(f"{args.verb}: {text}"), file=sys.stderr)
+        _say(f"{args.verb}: {text}")
     finally:
         searches.removeHandler(told)
     return status
+
+
+def _say(text: str) -> None:
+    """Print on stderr, if somebody is still there."""
+    with suppress(OSError):
+        say(text)
 
 
 def _failure(error: Exception) -> tuple[int, str]:

@@ -26,9 +26,13 @@ class HarnessError(Exception):
 
 def told(error: BaseException) -> str:
     """What an error says to a user: those raised on purpose speak for themselves."""
-    if isinstance(error, HarnessError | ValueError):
-        return str(error)
-    return f"internal error, {type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception as other:  # the error's own text may raise as well
+        text = f"its text cannot be made, {type(other).__name__}"
+    if isinstance(error, HarnessError | ValueError) and text.strip():
+        return text
+    return f"internal error, {type(error).__name__}: {text}"
 
 
 class UnsupportedError(HarnessError):

@@ -27,12 +27,15 @@ REGISTRIES = {
 }
 REGISTRY_HOST = re.compile("|".join(rf"{name}\.{rest}" for name, rest in REGISTRIES.items()))
 
-# What such a module reads can run any code. Ranks that a launcher started send one another jobs
-# and their answers, as `multiprocessing` does; nothing of that is kept.
+# What such a module reads can run any code.
 RUNS_WHAT_IT_READS = frozenset(
     ("cloudpickle", "cPickle", "dill", "_pickle", "jsonpickle", "marshal", "pickle", "shelve")
 )
-SENDS_FUNCTIONS = {"harness/ranks/launch.py": {"pickle"}}
+SENDS_FUNCTIONS: dict[str, set[str]] = {}
+
+# So can what `multiprocessing` reads from its pipes. Workers inherit theirs, which have no name:
+# no other process has an end of one. Nothing of that is kept, or comes over a network.
+UNPICKLES = {"harness/base/workers.py"}
 
 # Imports sys.argv[1] where flash_attn cannot be imported, and prints each trace that it left.
 # Warning filters are not looked at: importing numpy changes them.
@@ -160,6 +163,16 @@ def test_nothing_is_read_in_a_form_that_can_run_code() -> None:
         if unsafe := imported(ast.parse(path.read_text())) & RUNS_WHAT_IT_READS:
             found[path.relative_to(ROOT).as_posix()] = unsafe
     assert found == SENDS_FUNCTIONS
+
+
+def test_only_workers_pipes_carry_pickles() -> None:
+    """A `Connection` unpickles what it receives, as `ForkingPickler` does."""
+    reads = re.compile(
+        r"ForkingPickler|\.recv\(\)|\bUnpickler\b|\bQueue\b|\bManager\(|torch\.load\(|allow_pickle=True"
+    )
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found = {p.relative_to(ROOT).as_posix() for p in files if reads.search(p.read_text())}
+    assert found == UNPICKLES
 
 
 def test_every_folder_of_the_harness_stands_on_a_floor() -> None:

@@ -1,4 +1,10 @@
-"""Worker processes: they end with their parent, and one that dies costs only its own item."""
+"""Worker processes: they end with their parent, and one that dies costs only its own item.
+
+Parent and worker talk through a pair of sockets without a name, which the worker inherits: no other
+process has an end of it. So items and results may travel there as `multiprocessing` pickles them.
+Nothing else is made that would have to be removed, no named semaphore and no folder: a parent that
+is killed leaves nothing behind.
+"""
 
 import ctypes
 import gc
@@ -6,25 +12,42 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
-from concurrent.futures import wait as wait_for
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
-from typing import NoReturn, TypeVar
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Generic, NoReturn, TypeVar
+
+from harness.base import pipe as pipes
+from harness.base.pipe import Pipe
+from harness.base.text import trace
+from harness.errors import MeasurementError
 
 T = TypeVar("T")
 R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
 """Source: Linux, include/uapi/linux/prctl.h."""
-_QUEUED = 2
-"""Items handed out per worker: one under way, one waiting."""
+_SMALL = 2**14
+"""Bytes that a pipe holds in any case: an item of so many may wait in it for its turn."""
+_SEND_S = 600.0
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while workers were at work: all ends as with Ctrl-C."""
+    """SIGTERM or SIGHUP came: all ends as with Ctrl-C.
+
+    Attributes:
+        number: Of the signal.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
 
 
 def cores() -> int:
@@ -55,6 +78,21 @@ def _watch(sentinel: int) -> None:
     os._exit(1)
 
 
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Send what any code here prints on stdout to stderr meanwhile: stdout is for results."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C code has printed and not yet written
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def spread(
     work: Callable[[T], R],
     items: Iterable[T],
@@ -75,80 +113,189 @@ def spread(
     Yields:
         Results as they are done, not in the order of the items.
     """
-    todo = iter(items)
-    while True:
-        suspects = yield from _until_broken(work, todo, jobs, start)
-        if not suspects:
-            return
-        # One of them kills its worker, and takes what ran beside it along: try each alone.
+    with ended_by_signals():
+        suspects = yield from _spread(work, _Todo(items), jobs, start)
+        # Others may have taken the memory that a suspect lacked: each has another try, alone.
         for item in suspects:
-            if (yield from _until_broken(work, iter([item]), 1, start)):
+            if (yield from _spread(work, _Todo([item]), 1, start)):
                 yield lost(item)
 
 
-def _until_broken(
-    work: Callable[[T], R], todo: Iterator[T], jobs: int, start: Callable[[], None] | None
+class _Todo(Generic[T]):
+    """Items that nobody has yet; those that were given back come first."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._back: deque[T] = deque()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._back.popleft() if self._back else next(self._items)
+
+    def give_back(self, items: Sequence[T]) -> None:
+        """Put items in front of the others."""
+        self._back.extendleft(reversed(items))
+
+
+@dataclass(slots=True)
+class _Worker(Generic[T]):
+    """A process, the parent's end of its pipe, and what it has been given and not answered."""
+
+    process: BaseProcess
+    pipe: Pipe
+    given: list[T] = field(default_factory=list)
+    alive: bool = True
+
+
+def _spread(
+    work: Callable[[T], R], todo: _Todo[T], jobs: int, start: Callable[[], None] | None
 ) -> Generator[R, None, list[T]]:
-    """Work until all is done or a worker dies; return the items that were under way then."""
-    executor = ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(start,)
-    )
-    drawn: list[T] = []
-    running: dict[Future[R], T] = {}
-    _hear_sigterm()
+    """Work until all is done; return the items whose workers died of them."""
+    workers: list[_Worker[T]] = []
+    suspects: list[T] = []
     try:
         while True:
-            drawn += islice(todo, _QUEUED * jobs - len(running))
-            while drawn:
-                running[executor.submit(_tidy, work, drawn[0])] = drawn[0]
-                del drawn[0]
-            if not running:
-                break
-            for future in wait_for(running, return_when=FIRST_COMPLETED).done:
-                result = future.result()
-                del running[future]
-                yield result
-    except BrokenProcessPool:
-        return [*running.values(), *drawn]
-    except BaseException:  # nobody waits for what is under way
-        for process in dict(executor._processes or {}).values():
-            process.kill()
-        raise
+            _hand_out(todo, workers, jobs, work, start)
+            busy = {worker.pipe.fileno(): worker for worker in workers if worker.given}
+            if not busy:
+                return suspects
+            for number in wait(list(busy)):
+                worker = busy[number]  # type: ignore[index]  # only numbers went in
+                for message in _answers(worker):
+                    _hand_out(todo, workers, jobs, work, start)
+                    yield _result(message)
+                if not worker.alive:
+                    workers.remove(worker)
+                    _close([worker])
+                    suspects += worker.given[:1]
+                    todo.give_back(worker.given[1:])
     finally:
-        executor.shutdown(cancel_futures=True)
-        _leave_sigterm()
-    return []
+        _close(workers)
 
 
-def _hear_sigterm() -> None:
-    """Let SIGTERM raise `Terminated`, unless the program has its own way: pools must be closed."""
-    here = threading.current_thread() is threading.main_thread()  # others may set no handler
-    if here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+def _answers(worker: _Worker[T]) -> Iterator[bytes]:
+    """What a worker has answered and nobody has heard; it is marked if it has died."""
+    while True:
+        try:
+            message = worker.pipe.receive()
+        except EOFError:
+            worker.alive = False
+            return
+        if message is None:
+            return
+        del worker.given[0]
+        yield message
 
 
-def _leave_sigterm() -> None:
-    here = threading.current_thread() is threading.main_thread()
-    if here and signal.getsignal(signal.SIGTERM) is _terminate:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _hand_out(
+    todo: _Todo[T],
+    workers: list[_Worker[T]],
+    jobs: int,
+    work: Callable[[T], R],
+    start: Callable[[], None] | None,
+) -> None:
+    """Give items to workers that have none, and one more to each if it is small."""
+    while True:
+        idle = next((worker for worker in workers if not worker.given), None)
+        free = idle or next((worker for worker in workers if len(worker.given) == 1), None)
+        if free is None and len(workers) >= jobs:
+            return
+        item = next(todo, _NOTHING)
+        if isinstance(item, _Nothing):
+            return
+        message = bytes(ForkingPickler.dumps(item))
+        if idle is None and len(workers) < jobs:
+            free = _started(work, start)
+            workers.append(free)
+        elif idle is None and len(message) > _SMALL:
+            todo.give_back([item])
+            return
+        assert free is not None
+        free.given.append(item)
+        with suppress(BrokenPipeError, ConnectionResetError):  # its end is seen when it is read
+            free.pipe.send(message, _SEND_S)
 
 
-def _terminate(*_: object) -> NoReturn:
-    """Raise once: `timeout` sends the signal twice, and what closes must not be broken off."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+class _Nothing:
+    """That there are no more items."""
 
 
-def _begin(start: Callable[[], None] | None) -> None:
+_NOTHING = _Nothing()
+
+
+def _started(work: Callable[[T], R], start: Callable[[], None] | None) -> _Worker[T]:
+    spawn = get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(there, work, start), daemon=True)
+    process.start()
+    there.close()
+    return _Worker(process, Pipe(here))
+
+
+def _close(workers: Iterable[_Worker[T]]) -> None:
+    """End workers at once: nobody waits for what is under way."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
+
+
+def _result(message: bytes) -> Any:  # noqa: ANN401  # whatever the work returns
+    ok, value = ForkingPickler.loads(message)
+    if not ok:
+        raise value
+    return value
+
+
+def _serve(pipe: Connection, work: Callable[[T], R], start: Callable[[], None] | None) -> None:
+    """Be a worker: answer items until the parent is gone."""
     die_with_parent()
-    gc.disable()  # plans are many small values without cycles; see `_tidy`
+    os.dup2(2, 1)  # stdout is the parent's, for results
+    sys.stdout = sys.stderr
+    gc.disable()  # plans are many small values without cycles; they are collected between items
     if start is not None:
         start()
-
-
-def _tidy(work: Callable[[T], R], item: T) -> R:
-    """Work on one item and collect cycles after it, not amid it."""
-    try:
-        return work(item)
-    finally:
+    while True:
+        try:
+            item = ForkingPickler.loads(pipes.receive(pipe))
+        except (EOFError, OSError):
+            return
+        try:
+            answer = ForkingPickler.dumps((True, work(item)))
+        except Exception as error:  # the boundary of the process: it is raised in the parent
+            answer = ForkingPickler.dumps((False, _portable(error)))
+        pipes.send(pipe, bytes(answer))
         gc.collect()
+
+
+def _portable(error: Exception) -> Exception:
+    """An exception that arrives: itself, or where it cannot be pickled one that says the same."""
+    try:
+        error.add_note(trace(traceback.format_exc()))
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception as other:  # some exceptions cannot be copied, or say what they are
+        return MeasurementError(f"{type(error).__name__} in a worker ({type(other).__name__})")
+    return error
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Terminated`, unless the program has its own way with them."""
+    here = threading.current_thread() is threading.main_thread()  # others may set no handler
+    heard = [n for n in _ENDS if here and signal.getsignal(n) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    """Raise once: `timeout` sends the signal twice, and what closes must not be broken off."""
+    signal.signal(number, signal.SIG_IGN)
+    raise Terminated(number)

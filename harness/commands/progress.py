@@ -3,12 +3,13 @@
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from itertools import chain
 from textwrap import wrap
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,7 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
+
+from harness.base.text import printable
 
 _LINE_S = 30.0
 """Between two lines where stderr is no terminal."""
@@ -27,7 +31,11 @@ _KNOWN = 0.1
 
 
 def wrapped(text: str) -> str:
-    """Wrap each line of a text to the terminal, or to `COLUMNS` in a pipe; words stay whole."""
+    """Wrap each line of a text to the terminal, or to `COLUMNS` in a pipe; words stay whole.
+
+    What could act on the terminal is spelled out: names of files and of options come from anywhere.
+    """
+    text = printable(text)
     columns = shutil.get_terminal_size().columns
     lines = (
         wrap(
@@ -52,7 +60,21 @@ def say(*lines: str) -> None:
 
 
 class Output(Console):
-    """The console of stdout; a reader that leaves early is an exception like any other."""
+    """The console of stdout; a reader that leaves early is an exception like any other.
+
+    What it shows comes from records, files and workers too: their control characters are spelled
+    out.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render, but let only the console's own codes act on a terminal."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text, len(segment.text)), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Let the command line see it: leaving early is no failure of the work."""

@@ -155,6 +155,11 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default=Limits().memory_bytes / _GIB,
         help="memory limit per rank, GiB (%(default)g)",
     )
+    runs.add_argument(
+        "--transport",
+        choices=(Where.NCCL.value, Where.GLOO.value),
+        help="of ranks that a launcher started (default: nccl where each has a CUDA card)",
+    )
     out = parser.add_argument_group("results")
     out.add_argument(
         "-o",
@@ -170,11 +175,21 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     out.add_argument("--dry-run", action="store_true", help="list the cells without running them")
     out.add_argument("--jobs", type=count, default=cores(), help="simulated cells to run at once")
     out.add_argument("--json", action="store_true", help="print the records as JSON on stdout")
-    parser.set_defaults(run=run, launch=None)
+    parser.set_defaults(run=run, launch=None, measures=_measures)
+
+
+def _measures(args: argparse.Namespace) -> bool:
+    """Whether ranks of a launch are needed."""
+    return args.mode is not Mode.SIMULATE and not args.dry_run
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a sweep."""
+    if args.transport and args.launch is None:
+        raise ValueError(
+            f"--transport ({args.transport}) is of ranks that a launcher started, as torchrun does;"
+            " those that a sweep starts itself use gloo"
+        )
     cells = [_placed(cell, args.launch) for cell in _cells(args)]
     if args.dry_run:
         return _dry_run(args, cells)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from harness.check.cell import ends_as, planned_traffic, start
-from harness.errors import UnsupportedError
 from harness.execute.interpreter import Span, execute
 from harness.execute.shards import collect
 from harness.execute.transport import GroupTransport
+from harness.measure.shared_plans import plans_of_rank_0, read_plans
 from harness.memory.ledger import peaks
 from harness.oracle.reference import inputs_of, reference_of, results_of
 from harness.oracle.tolerance import Tolerance, errors, limit
@@ -25,7 +25,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Resident, Tensor
-from harness.prepare.verified_plans import partial_results, planned_for, roundings_sent
+from harness.prepare.verified_plans import partial_results, roundings_sent
 from harness.ranks.team import Member
 from harness.records.config import Config, Where
 
@@ -46,17 +46,17 @@ class RankSample:
         samples_s: Seconds of each timed iteration.
         waited_s: Seconds that it waited for transfers, in the traced run.
         sent_bytes: Bytes that it sent, counted at the transport.
-        plan_hash: Hash of the plan that it ran.
         results: Its outputs.
         spans: What it did in the traced run, by the machine's monotonic clock.
+        plans: Of rank 0, the plans that all ran; see `shared_plans`.
     """
 
     samples_s: tuple[float, ...]
     waited_s: float
     sent_bytes: int
-    plan_hash: str
     results: Mapping[Resident, torch.Tensor]
     spans: tuple[Span, ...] = ()
+    plans: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class Measurement:
         peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
         max_rel_error: Error of each result against the oracle.
         passed: Whether every error is within the tolerance.
+        plan: What ran.
     """
 
     samples_s: tuple[float, ...]
@@ -87,6 +88,7 @@ class Measurement:
     peak_bytes_algorithm: int
     max_rel_error: Mapping[str, float]
     passed: bool
+    plan: Plan
 
     @property
     def time_s(self) -> float:
@@ -96,14 +98,12 @@ class Measurement:
 
 def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> RankSample | Refusal:
     """Run one cell on one rank (a job for a `Team`)."""
-    try:
-        problem = config.problem
-        plans = planned_for(config)
-    except (UnsupportedError, ValueError) as error:
-        return Refusal(str(error))
     on_gpu = config.transport is Where.NCCL
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    _agree(plans.forward.plan, member, device)
+    plans, text = plans_of_rank_0(member, config, device)
+    if plans is None:
+        return Refusal(text)
+    problem = config.problem
     tensors = inputs_of(problem, _SEED, device)
     forward = plans.forward
     inputs = start(forward.plan, tensors, {}, (member.rank,))
@@ -132,23 +132,20 @@ def rank_job(member: Member, config: Config, warmup: int, iterations: int) -> Ra
         if resident in program.plan.outputs
     }
     sent = transport.traffic.sent_bytes.get(member.rank, 0)
-    return RankSample(tuple(samples), waited, sent, program.plan.hash, outputs, tuple(traced.spans))
+    return RankSample(
+        tuple(samples),
+        waited,
+        sent,
+        outputs,
+        tuple(traced.spans),
+        text if member.rank == 0 else "",
+    )
 
 
 def _settle(device: torch.device) -> None:
     """Wait for what was launched on a GPU; on a CPU a call is over when it returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _agree(plan: Plan, member: Member, device: torch.device) -> None:
-    """Compare plan hashes before anything is sent by the plan."""
-    mine = torch.tensor([int(plan.hash[:15], 16)], device=device)
-    others = [torch.empty_like(mine) for _ in range(member.cp)]
-    dist.all_gather(others, mine)
-    for rank, other in enumerate(others):
-        if int(other) != int(mine):
-            raise ValueError(f"rank {rank} made another plan than rank {member.rank}")
 
 
 def oracle_bytes(config: Config) -> int:
@@ -167,8 +164,7 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     Raises:
         ValueError: The bytes that moved are not the plan's.
     """
-    plans = planned_for(config)
-    program = plans.forward if config.direction is Direction.FORWARD else plans.backward
+    program = program_of(config, ranks[0])
     sent, _ = planned_traffic(program.plan)
     moved = tuple(rank.sent_bytes for rank in ranks)
     expected = tuple(sent.get(rank, 0) for rank in range(config.cp))
@@ -184,7 +180,18 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
         peak_bytes_algorithm=needed,
         max_rel_error=error,
         passed=passed,
+        plan=program.plan,
     )
+
+
+def program_of(config: Config, first: RankSample) -> Program:
+    """What ran, as rank 0 says.
+
+    Raises:
+        ValueError, PlanError: It says nothing that is proved.
+    """
+    plans = read_plans(first.plans)
+    return plans.forward if config.direction is Direction.FORWARD else plans.backward
 
 
 def whole_heads(problem: Problem) -> int | None:

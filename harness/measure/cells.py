@@ -25,17 +25,18 @@ from harness.measure.cell import (
 from harness.measure.peers import errors_of
 from harness.peers.run import PeerRun, peer_job, refusal
 from harness.plan.imbalance import imbalance_total
-from harness.plan.plan import Plan
-from harness.plan.problem import Direction
 from harness.plan.sizes import problem_flops
 from harness.planning.peers import is_peer
-from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Failure, Member, Team, WorkerError
 from harness.records.cell import CellRecord, Status, ended, plan_flops, utc_now
 from harness.records.config import Config
 from strategies import strategy
 
+LAUNCHED_JOBS: Mapping[str, Callable[..., object]] = {"cell": rank_job, "peer": peer_job}
+"""What ranks of a launch can be told to do."""
 P = ParamSpec("P")
+_STARTS = 2
+"""Starts of a crew that may fail in a row: one worker may have been killed from outside."""
 _RANK_BYTES = 2**28
 """What an idle rank takes at least; degrees that free memory cannot hold are not tried."""
 T = TypeVar("T")
@@ -130,9 +131,9 @@ def _of_one_degree(
         for config in configs:
             if failure is None and (crew is None or not crew.alive):
                 try:
-                    crew = crews.start(cp)
+                    crew = _started(crews, cp)
                 except WorkerError as error:
-                    failure = error  # once is enough: starting takes long
+                    failure = error  # others would fail as well, and starting takes long
             if failure is not None or crew is None:
                 reason = f"{cp} ranks did not start: {failure}"
                 detail = "" if failure is None else failure.detail
@@ -142,6 +143,21 @@ def _of_one_degree(
     finally:
         if crew is not None:
             crew.close()
+
+
+def _started(crews: Crews, cp: int) -> Crew:
+    """Start a crew, and once more where a worker died of it; to wait in vain takes long enough.
+
+    Raises:
+        WorkerError: It did not start.
+    """
+    for number in range(1, _STARTS + 1):
+        try:
+            return crews.start(cp)
+        except WorkerError as error:
+            if error.kind is not Failure.ERROR or number == _STARTS:
+                raise
+    raise AssertionError
 
 
 _KINDS = {
@@ -237,7 +253,7 @@ def _judged(
 ) -> CellRecord:
     judged = oracle_bytes(config) <= limits.memory_bytes
     found = joined(config, samples, judged=judged)
-    plan = plan_of(config)
+    plan = found.plan
     reason = "" if found.passed else f"the result is off: {_told(found.max_rel_error)}"
     record = _timed(config, found.samples_s, plan_flops(plan) / config.cp, context)
     return replace(
@@ -254,12 +270,6 @@ def _judged(
         work_hash=plan.work_hash,
         resolved=strategy(config.strategy).resolved(plan.problem, config.direction).text,
     )
-
-
-def plan_of(config: Config) -> Plan:
-    """The plan that a cell runs."""
-    both = planned_for(config)
-    return (both.forward if config.direction is Direction.FORWARD else both.backward).plan
 
 
 def quantile(samples: Sequence[float], share: float) -> float:

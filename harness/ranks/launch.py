@@ -11,80 +11,30 @@ hung transfer ends by the group's timeout, and a rank that hangs elsewhere is gi
 cells that would need it. Memory is not capped; the scheduler's limits hold.
 """
 
-import os
-import pickle
+import sys
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from harness.errors import MeasurementError, told
-from harness.ranks.team import Failure, Member, WorkerError
+from harness.errors import MeasurementError
+from harness.ranks.box import Box
+from harness.ranks.job import Answer, Failure, Member, WorkerError, failed, perform, value_of
+from harness.ranks.meeting import Met
+from harness.ranks.wire import pack, pack_call, unpack
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Jobs = Mapping[str, Callable[..., object]]
+"""What the ranks of a launch can be told to do, by name: they do nothing else."""
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PART = 2**22  # bytes of a value in the store; it refuses more than 8 MiB
-_POLL_S, _POLL_MOST_S = 0.002, 0.1
 _GRACE_S = 15.0
 _LEAVE_S = 30.0
-_MEETING_S = 300.0
-
-
-def launched() -> bool:
-    """Whether a launcher has started this process as one of several ranks."""
-    return all(os.environ.get(name) for name in _VARIABLES)
-
-
-class Box:
-    """Values of any size, by key, in the launcher's store.
-
-    Args:
-        store: A `torch.distributed` store that all ranks share.
-    """
-
-    def __init__(self, store: "Store") -> None:
-        self._store = store
-
-    def put(self, key: str, value: object) -> None:
-        """Leave a value."""
-        data = pickle.dumps(value)
-        parts = [data[at : at + _PART] for at in range(0, len(data), _PART)]
-        for number, part in enumerate(parts):
-            self._store.set(f"{key}/{number}", part)  # type: ignore[arg-type]  # bytes do
-        self._store.set(key, str(len(parts)))
-
-    def has(self, key: str) -> bool:
-        """Whether a value is there, whole."""
-        return bool(self._store.check([key]))
-
-    def take(self, key: str, *, keep: bool = False) -> Any:  # noqa: ANN401  # any job's answer
-        """Return a value that is there, and remove it."""
-        count = int(self._store.get(key))
-        data = b"".join(self._store.get(f"{key}/{number}") for number in range(count))
-        if not keep:
-            for name in (key, *(f"{key}/{number}" for number in range(count))):
-                self._store.delete_key(name)
-        return pickle.loads(data)
-
-    def waited(self, key: str, deadline: float | None = None) -> bool:
-        """Wait until a value is there; False once `deadline`, of the monotonic clock, has passed.
-
-        The store is polled: its own wait cannot tell a time-out from a store that is gone.
-        """
-        pause = _POLL_S
-        while not self.has(key):
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_MOST_S)
-        return True
+_LEFT = b"left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +42,8 @@ class Order:
     """A job for the first cp ranks.
 
     Attributes:
-        job: A module-level function, called with the `Member`, then the arguments.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
+        job: Its name; empty sends all ranks home.
+        call: Its arguments, as `wire` writes them.
         cp: How many ranks.
         group: Number of the group that they form; a new number is a new group.
         backend: gloo or nccl.
@@ -102,78 +51,70 @@ class Order:
         threads: Threads of each rank.
     """
 
-    job: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    cp: int
-    group: int
-    backend: str
-    timeout_s: float
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of an order on one rank.
-
-    Attributes:
-        value: What the job returned.
-        kind: How it failed; None if it did not.
-        reason: Its error, a line.
-        detail: Its traceback.
-        at_s: When, seconds of the system's clock: the first failure is the cause of others.
-    """
-
-    value: Any = None
-    kind: Failure | None = None
-    reason: str = ""
-    detail: str = ""
-    at_s: float = field(default_factory=time.time)
+    job: str
+    call: bytes = b""
+    cp: int = 0
+    group: int = 0
+    backend: str = ""
+    timeout_s: float = 0.0
+    threads: int = 1
 
 
 class Rank:
     """One process of a launch: it knows the store and is in one group at a time.
 
     Args:
-        store: Shared by all ranks of the launch.
-        rank: Of this process.
-        local_rank: Its number on its node; its CUDA card, where there is one for each.
+        met: What it knows of the launch.
+        jobs: What it can be told to do.
     """
 
-    def __init__(self, store: "Store", rank: int, local_rank: int = 0) -> None:
-        self.box = Box(store)
-        self.rank = rank
-        self._store = store
-        self._local_rank = local_rank
+    def __init__(self, met: Met, jobs: Jobs) -> None:
+        self.box = Box(met.store, met.secret)
+        self.met = met
+        self.rank = met.rank
+        self.jobs = jobs
+        self._store: Store = met.store
         self._group: int | None = None
 
     def perform(self, order: Order) -> Answer:
         """Do this rank's part of an order."""
         try:
             self._join(order)
-            return Answer(order.job(Member(self.rank, order.cp), *order.args, **order.kwargs))
         except Exception as error:  # the boundary of the process: the driver gets the text
-            text = told(error).splitlines()[0]
-            return Answer(None, _kind(error), text, traceback.format_exc())
+            return failed(error)
+        job = self.jobs.get(order.job)
+        if job is None:
+            return failed(ValueError(f"job ({order.job}) must be one of {', '.join(self.jobs)}"))
+        return perform(job, Member(self.rank, order.cp), order.call)
 
-    def serve(self) -> None:
-        """Perform orders until the driver dismisses the ranks."""
+    def serve(self) -> int:
+        """Perform orders until the driver dismisses the ranks, or is gone.
+
+        Returns:
+            The exit status of this process.
+        """
         number = 0
-        while True:
-            self.box.waited(f"order/{number}")
-            order: Order | None = self.box.take(f"order/{number}", keep=True)
-            if order is None:
-                self.leave()
-                self.box.put(f"left/{self.rank}", True)
-                return
-            if self.rank < order.cp:
-                answer = self.perform(order)
-                try:
-                    self.box.put(f"answer/{number}/{self.rank}", answer)
-                except (pickle.PicklingError, TypeError, AttributeError) as error:
-                    lost = Answer(None, Failure.ERROR, f"answer cannot be sent: {error}")
-                    self.box.put(f"answer/{number}/{self.rank}", lost)
-            number += 1
+        try:
+            while (order := self._next(number)).job:
+                if self.rank < order.cp:
+                    answer = self.perform(order)
+                    self.box.put(f"answer/{number}/{self.rank}", pack(Answer, answer))
+                elif self._group != order.group:
+                    self.leave()  # it is a call of all who are in the group
+                number += 1
+            # All ranks leave together: on a node, the last one to leave is waited for by all.
+            self.box.put(f"left/{self.rank}", _LEFT)
+            self.leave()
+        except RuntimeError as error:  # the store, and with it the driver, is gone
+            sys.stderr.write(f"rank {self.rank}: rank 0 is gone: {str(error).splitlines()[0]}\n")
+            return 1
+        return 0
+
+    def _next(self, number: int) -> Order:
+        data = self.box.waited(f"order/{number}", keep=True)
+        assert data is not None  # it waits without end
+        order: Order = unpack(Order, data)
+        return order
 
     def leave(self) -> None:
         """Leave the group."""
@@ -195,7 +136,7 @@ class Rank:
         torch.set_num_threads(order.threads)
         device = None
         if order.backend == "nccl":
-            device = torch.device("cuda", self._local_rank)
+            device = torch.device("cuda", own_card(self.met))
             torch.cuda.set_device(device)
         dist.init_process_group(
             order.backend,
@@ -208,27 +149,17 @@ class Rank:
         self._group = order.group
 
 
-def _kind(error: Exception) -> Failure:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
-        return Failure.OOM
-    return Failure.TIMEOUT if "timed out" in text or "timeout" in text else Failure.ERROR
-
-
 class Launch:
     """The driver's side of all ranks of a launch.
 
     Args:
         me: This process, rank 0.
-        world: How many ranks there are.
         backend: gloo or nccl.
         grace_s: How long after a job's timeout other ranks may take to say that theirs has passed.
     """
 
-    def __init__(
-        self, me: Rank, world: int, backend: str = "gloo", grace_s: float = _GRACE_S
-    ) -> None:
-        self.world = world
+    def __init__(self, me: Rank, backend: str = "gloo", grace_s: float = _GRACE_S) -> None:
+        self.world = me.met.world
         self.backend = backend
         self._me = me
         self._grace_s = grace_s
@@ -251,33 +182,59 @@ class Launch:
         """Which of the first cp ranks did not come back from a job."""
         return sorted(rank for rank in self._lost if rank < cp)
 
-    def order(self, cp: int, threads: int, timeout_s: float, call: tuple[Any, Any, Any]) -> Any:  # noqa: ANN401  # as above
-        """Give the first cp ranks a job and collect what it returned, by rank.
+    def order(
+        self,
+        job: Callable[..., T],
+        call: tuple[tuple[object, ...], dict[str, object]],
+        want: Order,
+    ) -> list[T]:
+        """Give the first ranks a job and collect what it returned, by rank.
+
+        Args:
+            job: One of the launch's.
+            call: Its arguments, by place and by name.
+            want: Who does it, and how; what it is comes from the others.
 
         Raises:
+            MeasurementError: The job is none of the launch's.
             WorkerError: A rank failed, or did not answer.
         """
+        cp, timeout_s = want.cp, want.timeout_s
         if gone := self.lost(cp):
             who = ", ".join(map(str, gone))
             raise WorkerError(
                 Failure.ERROR, gone[0], f"rank {who} did not come back from an earlier cell"
             )
         # A new group for another degree, and after any failure; an old one cannot be used again.
-        key = (cp, timeout_s, threads)
+        key = (cp, timeout_s, want.threads)
         if self._groups.keys() != {key}:
             self._newest += 1
             self._groups = {key: self._newest}
-        order = Order(*call, cp, self._newest, self.backend, timeout_s, threads)
+        order = replace(
+            want,
+            job=self._name(job),
+            call=pack_call(job, *call),
+            group=self._newest,
+            backend=self.backend,
+        )
         number, self._orders = self._orders, self._orders + 1
-        self._me.box.put(f"order/{number}", order)
+        self._me.box.put(f"order/{number}", pack(Order, order))
         deadline = time.monotonic() + timeout_s + self._grace_s
         answers = {0: self._me.perform(order)}
         for rank in range(1, cp):
-            if self._me.box.waited(f"answer/{number}/{rank}", deadline):
-                answers[rank] = self._me.box.take(f"answer/{number}/{rank}")
-        return self._judged(answers, cp, timeout_s)
+            data = self._me.box.waited(f"answer/{number}/{rank}", deadline)
+            if data is not None:
+                answers[rank] = _answer(data)
+        return [value_of(job, each) for each in self._judged(answers, cp, timeout_s)]
 
-    def _judged(self, answers: dict[int, Answer], cp: int, timeout_s: float) -> list[Any]:
+    def _name(self, job: Callable[..., object]) -> str:
+        for name, own in self._me.jobs.items():
+            if own is job:
+                return name
+        known = ", ".join(self._me.jobs)
+        raise MeasurementError(f"job ({job.__qualname__}) must be one of the launch's: {known}")
+
+    def _judged(self, answers: dict[int, Answer], cp: int, timeout_s: float) -> list[Answer]:
         silent = [rank for rank in range(cp) if rank not in answers]
         failed = {rank: answer for rank, answer in answers.items() if answer.kind is not None}
         if silent or failed:
@@ -292,16 +249,20 @@ class Launch:
             first = failed[rank]
             assert first.kind is not None
             raise WorkerError(first.kind, rank, first.reason, first.detail)
-        return [answers[rank].value for rank in range(cp)]
+        return [answers[rank] for rank in range(cp)]
 
-    def dismiss(self) -> None:
-        """Send the other ranks home and wait a while for them to have heard it."""
-        self._me.leave()
-        self._me.box.put(f"order/{self._orders}", None)
-        deadline = time.monotonic() + _LEAVE_S
+    def dismiss(self, *, wait: bool = True) -> None:
+        """Send the other ranks home, and leave with them.
+
+        Args:
+            wait: For a while, until they have heard it: the store may be this process's.
+        """
+        self._me.box.put(f"order/{self._orders}", pack(Order, Order("")))
+        deadline = time.monotonic() + (_LEAVE_S if wait else 0.0)
         for rank in range(1, self.world):
             if rank not in self._lost:
                 self._me.box.waited(f"left/{rank}", deadline)
+        self._me.leave()
 
 
 class Launched:
@@ -329,13 +290,13 @@ class Launched:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[T]:
-        """Run a module-level function on every rank.
+        """Run a job on every rank.
 
         Args:
-            job: Called with the `Member`, then the arguments.
+            job: One of the launch's. Called with the `Member`, then the arguments.
             timeout_s: How long a transfer in it may take, and the job on other ranks, seconds.
-            *args: Picklable.
-            **kwargs: Picklable.
+            *args: Of the types that it declares, as `wire` has them.
+            **kwargs: As above.
 
         Returns:
             What it returned, by rank.
@@ -345,38 +306,62 @@ class Launched:
         """
         if not self._open:
             raise MeasurementError("this crew is closed; ask the launch for another")
-        results: list[T] = self._launch.order(
-            self.cp, self._threads, timeout_s, (job, args, kwargs)
-        )
-        return results
+        want = Order("", cp=self.cp, timeout_s=timeout_s, threads=self._threads)
+        return self._launch.order(job, (args, kwargs), want)
 
     def close(self) -> None:
         """Take no more jobs; the ranks stay."""
         self._open = False
 
 
-def join() -> Rank:
-    """Meet the other ranks of the launch.
+def _answer(data: bytes) -> Answer:
+    try:
+        answer: Answer = unpack(Answer, data)
+    except ValueError as error:
+        return failed(error)
+    return answer
+
+
+def backend_of(met: Met, wanted: str | None = None) -> str:
+    """What joins the ranks: NCCL with a card for each process of this node, else gloo.
+
+    Args:
+        met: The launch.
+        wanted: What the user asks for; None leaves it to the cards.
 
     Raises:
-        RuntimeError: They do not come.
+        MeasurementError: There are cards, but not one for each process; or NCCL is asked for and
+            cannot be.
     """
-    from torch.distributed.rendezvous import rendezvous
-
-    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=_MEETING_S)))
-    return Rank(store, rank, int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def drive(me: Rank) -> Launch:
-    """As rank 0, take the lead."""
-    return Launch(me, int(os.environ["WORLD_SIZE"]), _backend())
-
-
-def _backend() -> str:
-    """NCCL with a card for each process of this node, else gloo."""
     import torch
     import torch.distributed as dist
 
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return "nccl" if dist.is_nccl_available() and cards >= processes else "gloo"
+    if wanted == "gloo" or (wanted is None and not cards):
+        return "gloo"
+    processes = met.local_world or met.world
+    # A scheduler may show each process its own card alone.
+    if dist.is_nccl_available() and (cards >= processes or cards == 1):
+        return "nccl"
+    raise MeasurementError(
+        f"NCCL needs a CUDA card for each of the {processes} processes of this node, which sees "
+        f"{cards}; show each process its own card, launch fewer, or give --transport gloo"
+    )
+
+
+def own_card(met: Met) -> int:
+    """The CUDA card of this process.
+
+    Raises:
+        MeasurementError: No launcher says which of several it is.
+    """
+    import torch
+
+    cards = torch.cuda.device_count()
+    if cards == 1:
+        return 0
+    if met.local_rank is None or met.local_rank >= cards:
+        raise MeasurementError(
+            f"local rank ({met.local_rank}) must name one of the {cards} cards; set LOCAL_RANK"
+        )
+    return met.local_rank

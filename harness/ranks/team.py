@@ -6,69 +6,51 @@ resident memory; what goes wrong comes back as a `WorkerError` with the worker's
 """
 
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import signal
-import tempfile
+import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import psutil
 
+from harness.base import pipe as pipes
+from harness.base.pipe import MOST_BYTES, Pipe
+from harness.base.text import MOST_TRACE
 from harness.base.workers import die_with_parent
-from harness.errors import MeasurementError, told
+from harness.errors import MeasurementError
+from harness.ranks.job import Answer, Failure, Member, WorkerError, failed, perform, value_of
+from harness.ranks.wire import pack, pack_call, unpack
+
+__all__ = ("Failure", "Member", "Team", "WorkerError")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _POLL_S = 0.05
 _START_S = 120.0
+LOOPBACK = "lo"
+"""Linux's name of the interface that no other machine reaches."""
 _GRACE_S = 10.0
 """How long a worker that has closed its pipe or its connections may take to be gone."""
 _BROKEN = ("Connection closed by peer", "Connection reset", "Broken pipe")
 """What gloo says where the other rank is gone."""
 
 
-class Failure(StrEnum):
-    """Why a job has no result."""
-
-    ERROR = "error"
-    TIMEOUT = "timeout"
-    OOM = "oom"
-
-
-class WorkerError(MeasurementError):
-    """A job failed in a worker.
-
-    Attributes:
-        kind: Error, timeout or out of memory.
-        rank: The worker, or None when it cannot be told.
-        detail: The worker's traceback, or where each rank was when time ran out.
-    """
-
-    def __init__(self, kind: Failure, rank: int | None, reason: str, detail: str = "") -> None:
-        self.kind = kind
-        self.rank = rank
-        self.reason = reason
-        self.detail = detail
-        super().__init__(reason if rank is None else f"rank {rank}: {reason}")
-
-
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What a job sees of its team."""
+class _Order:
+    """What a worker is told: the job's module, its name there, and its arguments."""
 
-    rank: int
-    cp: int
+    module: str
+    name: str
+    call: bytes
 
 
 class Team:
@@ -91,22 +73,28 @@ class Team:
     ) -> None:
         self.cp = cp
         self.memory_bytes = memory_bytes
-        self._folder = tempfile.TemporaryDirectory(prefix="cp-team-")
+        self._store: int | None = os.memfd_create("ranks")  # a file that nobody has to remove
         spawn = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
+        self._pipes: list[Pipe] = []
+        self._stacks: list[Connection] = []
         self._processes: list[SpawnProcess] = []
+        store = f"/proc/{os.getpid()}/fd/{self._store}"
         try:
             for rank in range(cp):
                 here, there = spawn.Pipe()
+                stack, stack_there = spawn.Pipe(duplex=False)
                 process = spawn.Process(
                     target=_serve,
-                    args=(rank, cp, self._folder.name, there, threads),
+                    args=(rank, cp, store, there, stack_there, threads),
                     daemon=True,
                     name=f"rank-{rank}",
                 )
                 process.start()
                 there.close()
-                self._pipes.append(here)
+                stack_there.close()
+                os.set_blocking(stack.fileno(), False)
+                self._pipes.append(Pipe(here, min(memory_bytes or MOST_BYTES, MOST_BYTES)))
+                self._stacks.append(stack)
                 self._processes.append(process)
             self._gather(start_s)
         except BaseException:
@@ -143,8 +131,8 @@ class Team:
         Args:
             job: Called with the `Member`, then the arguments.
             timeout_s: How long it may take, seconds.
-            *args: Picklable.
-            **kwargs: Picklable.
+            *args: Of the types that it declares, as `wire` has them.
+            **kwargs: As above.
 
         Returns:
             What it returned, by rank.
@@ -154,17 +142,22 @@ class Team:
         """
         if not self.alive:
             raise MeasurementError("the team is closed; start another")
+        order = pack(_Order, _Order(*_found(job), pack_call(job, args, kwargs)))
         try:
+            end = time.monotonic() + timeout_s
             for pipe in self._pipes:
-                pipe.send((job, args, kwargs))
-            return self._gather(timeout_s)
-        except (BrokenPipeError, ConnectionResetError) as error:
+                pipe.send(order, end - time.monotonic())
+            answers = self._gather(end - time.monotonic(), timeout_s)
+            return [_read(job, rank, answer) for rank, answer in enumerate(answers)]
+        except TimeoutError:
+            failure = self._late(timeout_s, range(self.cp))
+        except (BrokenPipeError, ConnectionResetError):
             failure = self._dead() or self._closed()
-            self.close()
-            raise failure from error
         except BaseException:
             self.close()
             raise
+        self.close()
+        raise failure
 
     def close(self) -> None:
         """Stop the workers, at once."""
@@ -172,33 +165,48 @@ class Team:
             process.kill()
         for process in self._processes:
             process.join()
-        for pipe in self._pipes:
+        for pipe, stack in zip(self._pipes, self._stacks, strict=True):
             pipe.close()
-        self._processes, self._pipes = [], []
-        self._folder.cleanup()
+            stack.close()
+        if self._store is not None:
+            os.close(self._store)
+        self._processes, self._pipes, self._stacks, self._store = [], [], [], None
 
-    def _gather(self, timeout_s: float) -> list[Any]:
-        results: dict[int, Any] = {}
-        deadline = time.monotonic() + timeout_s
-        while len(results) < self.cp:
-            waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
-            for ready in wait(waiting, timeout=_POLL_S):
-                rank = self._pipes.index(ready)  # type: ignore[arg-type]  # only pipes went in
-                try:
-                    ok, value = self._pipes[rank].recv()
-                except (EOFError, ConnectionResetError):
-                    raise (self._dead() or self._closed()) from None
-                if not ok:
-                    kind, reason, detail = value
+    def _gather(self, left_s: float, timeout_s: float | None = None) -> list[Answer]:
+        """Wait for an answer of each worker; `timeout_s` is what an error says of the time."""
+        answers: dict[int, Answer] = {}
+        deadline = time.monotonic() + left_s
+        while len(answers) < self.cp:
+            waiting = {
+                pipe.fileno(): rank for rank, pipe in enumerate(self._pipes) if rank not in answers
+            }
+            for ready in wait(list(waiting), timeout=_POLL_S):
+                rank = waiting[ready]  # type: ignore[index]  # only numbers went in
+                answer = self._heard(rank)
+                if answer is None:
+                    continue
+                if answer.kind is not None:
                     # A rank may fail because another died under it: that one is the cause.
-                    dying = any(text in detail for text in _BROKEN)
-                    dead = self._dead(detail, grace_s=_GRACE_S if dying else 0.0)
-                    raise dead or WorkerError(Failure(kind), rank, reason, detail)
-                results[rank] = value
+                    dying = any(text in answer.detail for text in _BROKEN)
+                    dead = self._dead(answer.detail, grace_s=_GRACE_S if dying else 0.0)
+                    raise dead or WorkerError(answer.kind, rank, answer.reason, answer.detail)
+                answers[rank] = answer
             self._check_memory()
             if time.monotonic() > deadline:
-                raise self._late(timeout_s, [r for r in range(self.cp) if r not in results])
-        return [results[rank] for rank in range(self.cp)]
+                silent = [rank for rank in range(self.cp) if rank not in answers]
+                raise self._late(timeout_s or left_s, silent)
+        return [answers[rank] for rank in range(self.cp)]
+
+    def _heard(self, rank: int) -> Answer | None:
+        """What a worker has answered, once all of it is here."""
+        try:
+            message = self._pipes[rank].receive()
+            answer: Answer | None = None if message is None else unpack(Answer, message)
+        except EOFError:
+            raise (self._dead() or self._closed()) from None
+        except ValueError as error:
+            raise WorkerError(Failure.ERROR, rank, f"its answer is broken: {error}") from None
+        return answer
 
     def _check_memory(self) -> None:
         if self.memory_bytes is None:
@@ -239,8 +247,10 @@ class Team:
 
     def _stack(self, rank: int) -> str:
         """What a worker's fault handler wrote, if it did."""
-        path = _stack_path(self._folder.name, rank)
-        return path.read_text() if path.exists() else ""
+        try:
+            return os.read(self._stacks[rank].fileno(), MOST_TRACE).decode(errors="replace")
+        except OSError:
+            return ""
 
     def _late(self, timeout_s: float, silent: Sequence[int]) -> WorkerError:
         """Ask the silent ranks where they are, then give up on them."""
@@ -254,48 +264,65 @@ class Team:
         return WorkerError(Failure.TIMEOUT, silent[0], reason, "\n".join(stacks))
 
 
-def _stack_path(folder: str, rank: int) -> Path:
-    return Path(folder) / f"stack-{rank}.txt"
+def _found(job: Callable[..., object]) -> tuple[str, str]:
+    """The module and the name under which a worker finds a job.
+
+    Raises:
+        MeasurementError: It has none.
+    """
+    module, name = job.__module__, job.__qualname__
+    if "<" in name:
+        raise MeasurementError(f"job ({name}) must be a function of a module, by its name")
+    return module, name
 
 
-def _serve(rank: int, cp: int, folder: str, pipe: Connection, threads: int) -> None:
+def _read(job: Callable[..., T], rank: int, answer: Answer) -> T:
+    try:
+        value: T = value_of(job, answer)
+    except ValueError as error:
+        raise WorkerError(Failure.ERROR, rank, f"its answer is broken: {error}") from None
+    return value
+
+
+def _serve(
+    rank: int, cp: int, store: str, pipe: Connection, stack: Connection, threads: int
+) -> None:
     """Be a worker: join the group, then answer jobs until the parent is gone."""
     die_with_parent()
-    with _stack_path(folder, rank).open("w") as stacks:
-        faulthandler.enable(file=stacks)
-        faulthandler.register(signal.SIGUSR1, file=stacks)
+    os.dup2(2, 1)  # stdout is the parent's, for results
+    sys.stdout = sys.stderr
+    faulthandler.enable(file=stack.fileno())
+    faulthandler.register(signal.SIGUSR1, file=stack.fileno())
+    try:
+        _join(rank, cp, store, threads)
+        pipes.send(pipe, pack(Answer, Answer()))
+    except Exception as error:  # the process boundary: the parent gets the text
+        pipes.send(pipe, pack(Answer, failed(error)))
+        return
+    while True:
         try:
-            _join(rank, cp, folder, threads)
-            pipe.send((True, None))
-        except Exception as error:  # the process boundary: the parent gets the text
-            pipe.send((False, _told(error)))
+            order = unpack(_Order, pipes.receive(pipe))
+        except (EOFError, OSError):
             return
-        while True:
-            try:
-                job, args, kwargs = pipe.recv()
-            except (EOFError, OSError):
-                return
-            try:
-                answer = ForkingPickler.dumps((True, job(Member(rank, cp), *args, **kwargs)))
-            except Exception as error:  # the process boundary: the parent gets the text
-                answer = ForkingPickler.dumps((False, _told(error)))
-            pipe.send_bytes(answer)
+        try:
+            job: Any = importlib.import_module(order.module)
+            for name in order.name.split("."):
+                job = getattr(job, name)
+        except Exception as error:  # as above
+            answer = failed(error)
+        else:
+            answer = perform(job, Member(rank, cp), order.call)
+        pipes.send(pipe, pack(Answer, answer))
 
 
-def _told(error: Exception) -> tuple[str, str, str]:
-    text = told(error)
-    memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-    kind = Failure.OOM if memory else Failure.ERROR
-    return kind.value, text.splitlines()[0], traceback.format_exc()
-
-
-def _join(rank: int, cp: int, folder: str, threads: int) -> None:
+def _join(rank: int, cp: int, path: str, threads: int) -> None:
     import torch  # the parent only needs torch if it uses it itself
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore  # the public name is not in the type stubs
 
     torch.set_num_threads(threads)
-    store = FileStore(str(Path(folder) / "store"), cp)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
+    store = FileStore(path, cp)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=cp, timeout=timedelta(days=1)
     )

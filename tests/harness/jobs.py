@@ -1,8 +1,12 @@
 """Jobs for worker processes that go wrong in every way."""
 
+import contextlib
 import os
 import signal
+import stat
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,9 +55,9 @@ def grow(member: Member, rank: int) -> None:
         time.sleep(0.002)
 
 
-def unsendable(member: Member) -> object:
+def unsendable(member: Member) -> int:
     del member
-    return lambda: None
+    return lambda: None  # type: ignore[return-value]
 
 
 def square(number: int) -> int:
@@ -77,3 +81,70 @@ def stay(path: str) -> int:
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
     return 0
+
+
+def size(data: bytes) -> int:
+    return len(data)
+
+
+def chatter(number: int) -> int:
+    """Print by Python, and by a program that has the same stdout."""
+    sys.stdout.write(f"print {number}\n")
+    sys.stdout.flush()
+    subprocess.run(["echo", f"echo {number}"], check=True)
+    return number
+
+
+class OddError(Exception):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "unpicklable":
+            self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        if self.kind == "unprintable":
+            raise RuntimeError("no text")
+        return self.kind
+
+
+def raise_odd(kind: str) -> int:
+    raise OddError(kind)
+
+
+def say(member: Member, kind: str) -> int:
+    """Fail on rank 1 with a text that is hard to show, or print and go on."""
+    if member.rank == 0:
+        return chatter(member.rank)
+    match kind:
+        case "print":
+            return chatter(member.rank)
+        case "empty":
+            raise ValueError
+        case "blank":
+            raise ValueError("\n \n")
+        case "huge":
+            raise ValueError("x" * 50_000_000)
+        case "escape":
+            raise ValueError("\x1b]0;title\x07 \x9b2J \u202e half \ud800 of it")
+        case _:
+            raise OddError(kind)
+
+
+def stop_amid_answer(member: Member, rank: int) -> bytes:
+    """Stop one rank while it sends: its answer is larger than a pipe holds."""
+    if member.rank == rank:
+        pid = os.getpid()
+        subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -STOP {pid}"])
+        return bytes(400_000_000)
+    return b""
+
+
+def spoil_pipe(member: Member, rank: int) -> None:
+    """Write what begins no message to every socket that this process has."""
+    if member.rank == rank:
+        for number in range(1024):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, b"\xff" * 64)
+        time.sleep(600)

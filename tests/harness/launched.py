@@ -4,14 +4,16 @@ Not a test by itself: `test_launch` runs it.
 """
 
 import json
+import socket
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.errors import MeasurementError
-from harness.ranks import launch
+from harness.ranks import launch, meeting
 from harness.ranks.team import Member, WorkerError
 
 TIMEOUT_S = 3.0
@@ -36,9 +38,9 @@ def fail(member: Member) -> None:
     dist.barrier()
 
 
-def unsendable(member: Member) -> object:
-    """Answer with what cannot be pickled."""
-    return (lambda: None) if member.rank else None
+def unsendable(member: Member) -> int:
+    """Answer with what is not of the declared type."""
+    return (lambda: None) if member.rank else 0  # type: ignore[return-value]
 
 
 def stall(member: Member) -> None:
@@ -55,6 +57,24 @@ def vanish(member: Member) -> None:
         time.sleep(TIMEOUT_S + 5)
 
 
+def reach(port: int) -> str:
+    """Whether a port listens on the address by which other machines would call this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # RFC 5737; no packet is sent
+            address = str(probe.getsockname()[0])
+        except OSError:  # no way out of this machine, so no way in
+            address = "127.0.0.2"
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except OSError:
+        return "refused"
+    return "connected"
+
+
+JOBS = {job.__name__: job for job in (add, large, fail, unsendable, stall, vanish)}
+
+
 def outcome(crew: launch.Launched, *call: object) -> list[object]:
     job, *args = call
     try:
@@ -65,11 +85,11 @@ def outcome(crew: launch.Launched, *call: object) -> list[object]:
 
 def main() -> None:
     """As rank 0, give the jobs and print their outcomes."""
-    me = launch.join()
+    met = meeting.meet()
+    me = launch.Rank(met, JOBS)
     if me.rank:
-        me.serve()
-        return
-    ranks = launch.Launch(me, 2, grace_s=2.0)
+        sys.exit(me.serve())
+    ranks = launch.Launch(me, grace_s=2.0)
     crew, alone = ranks.crew(2), ranks.crew(1, threads=2)
     found: dict[str, object] = {
         "add": outcome(crew, add, 5),
@@ -81,6 +101,8 @@ def main() -> None:
         "after": outcome(crew, add, 1),
         "keywords": crew.run(add, TIMEOUT_S, 0, times=10),
     }
+    store: Any = met.store
+    found["listens"] = [store.host, reach(store.port)]
     size = 9 * 2**20 + 1
     answers = crew.run(large, TIMEOUT_S, size)
     found["large"] = [answer == bytes([rank]) * size for rank, answer in enumerate(answers)]

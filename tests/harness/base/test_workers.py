@@ -1,5 +1,6 @@
 """Items spread over processes: nothing is lost, and one that kills its worker costs only itself."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.workers import spread
+from harness.errors import MeasurementError
 from tests.harness import jobs
 from tests.harness.ranks.test_team import ROOT, gone
 
@@ -22,6 +24,63 @@ def lost(number: int) -> int:
 def test_every_item_is_worked_on_once() -> None:
     results = list(spread(jobs.square, range(9), jobs=2, lost=lost))
     assert sorted(results) == [n * n for n in range(9)]
+
+
+def test_answers_that_come_together_are_all_heard_and_large_items_pass() -> None:
+    """Small answers pile up while the reader is busy; an item may be larger than a pipe holds."""
+    results = spread(
+        jobs.size, [b"x" * n for n in (1, 2, 300_000, 3, 4, 5, 400_000)], jobs=1, lost=len
+    )
+    found = []
+    for result in results:
+        time.sleep(0.05)
+        found.append(result)
+    assert sorted(found) == [1, 2, 3, 4, 5, 300_000, 400_000]
+
+
+def test_what_a_worker_prints_does_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(spread(jobs.chatter, [3], jobs=1, lost=int)) == [3]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "print 3" in err
+    assert "echo 3" in err
+
+
+def test_an_exception_that_cannot_be_copied_or_read_is_told_all_the_same() -> None:
+    for kind in ("unprintable", "unpicklable"):
+        with pytest.raises(MeasurementError, match="OddError in a worker"):
+            list(spread(jobs.raise_odd, [kind], jobs=1, lost=len))
+
+
+def test_a_killed_parent_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Nor does a whole group that is killed: no named semaphore, no folder."""
+    note = tmp_path / "pid"
+    script = (
+        "from harness.base.workers import spread\n"
+        "from tests.harness import jobs\n"
+        "if __name__ == '__main__':\n"
+        f"    list(spread(jobs.stay, [{str(note)!r}], jobs=1, lost=len))\n"
+    )
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir())
+    own = tmp_path / "tmp"
+    own.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(own)},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (note.exists() and note.read_text()):
+        time.sleep(0.05)
+    os.killpg(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert gone(int(note.read_text()))
+    assert list(own.iterdir()) == []
+    assert {
+        path.name for path in set(shared.iterdir()) - before if path.name.startswith("sem.mp")
+    } == set()
 
 
 def test_an_item_that_kills_its_worker_is_reported_and_the_others_are_not_lost() -> None:

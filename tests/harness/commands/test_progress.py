@@ -1,11 +1,14 @@
 """Progress: how far work is, and how long the rest takes once that can be known."""
 
+import re
+
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from harness.commands import progress
-from harness.commands.progress import Live
+from harness.commands.progress import Live, Output, wrapped
 
 
 def test_the_time_left_is_not_guessed_of_the_first_few_cells(
@@ -40,3 +43,18 @@ def test_a_bar_shows_no_time_left_before_it_can_be_known() -> None:
         if done in (6, 7, 70):
             shown.append(progress._Left(elapsed_when_finished=True).render(bar.tasks[0]).plain)
     assert shown == ["-:--:--", "0:01:03", "0:01:10"]
+
+
+def test_nothing_that_is_shown_acts_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in a table nor in a message: colours are the console's own."""
+    foreign = "a\x1b]0;title\x07b \x9b2J \u202e \ud800"
+    table = Table(title=foreign)
+    table.add_column(foreign)
+    table.add_row(foreign, style="bold")
+    Output(force_terminal=True, width=200).print(table, foreign)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "a\\x1b]0;titleb \\x9b2J \\u202e \\ud800" in shown  # a bell is left out
+    assert wrapped(foreign) == "a\\x1b]0;title\\x07b \\x9b2J \\u202e \\ud800"
+    for text in (shown.replace("\n", ""), wrapped(foreign)):
+        assert text.isprintable(), text
+        text.encode()

@@ -20,7 +20,9 @@ from harness.measure import cell as measured_cell
 from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
+from harness.plan.plan import to_json
 from harness.plan.problem import Dtype
+from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Failure, WorkerError
 from harness.records.cell import Status, from_json
 from harness.records.config import Config, Where
@@ -44,6 +46,12 @@ CELL = Config(
     transport=Where.GLOO,
 )
 FEW = Limits(warmup=1, iterations=3)
+
+
+def plans_of(config: Config) -> str:
+    """What rank 0 says that all ran."""
+    both = planned_for(config)
+    return json_text({"plans": [to_json(each.plan) for each in (both.forward, both.backward)]})
 
 
 class Broken:
@@ -122,6 +130,21 @@ def test_ranks_that_do_not_start_fail_their_cells_once_and_other_degrees_run() -
     assert records[2].reason == "ran"
 
 
+def test_one_worker_that_dies_at_the_start_costs_no_cell() -> None:
+    """It may have been killed from outside: a start that fails at once is tried once more."""
+    starts: list[int] = []
+
+    def start(cp: int) -> Broken:
+        starts.append(cp)
+        if len(starts) == 1:
+            raise WorkerError(Failure.ERROR, 1, "was killed (signal 9)")
+        return Broken([measured_cell.Refusal("ran"), measured_cell.Refusal("ran")])
+
+    records = list(measure_cells([CELL, replace(CELL, batch=3)], FEW, Crews(start)))
+    assert [record.reason for record in records] == ["ran", "ran"]
+    assert starts == [2, 2]
+
+
 def test_degrees_that_cannot_run_here_are_skipped_with_the_reason() -> None:
     (found,) = measure_cells([replace(CELL, cp=7)], FEW, Crews(lambda _: Broken([]), most=4))
     assert (found.status, found.reason) == (
@@ -145,7 +168,8 @@ def test_a_result_that_is_not_finite_is_an_error_with_the_reason_and_the_next_ce
     lone = replace(CELL, cp=1)
     out = torch.full((1, 6, 29, 8), math.nan, dtype=torch.float64)
     monkeypatch.setattr(measured_cell, "collect", lambda *_: out)
-    crew = Broken([RankSample((0.5, 0.25), 0.1, 0, "", {}), measured_cell.Refusal("second")])
+    ran = RankSample((0.5, 0.25), 0.1, 0, {}, plans=plans_of(lone))
+    crew = Broken([ran, measured_cell.Refusal("second")])
     found, second = measure_cells([lone, replace(lone, batch=2)], FEW, Crews(lambda _: crew))
     assert (found.status, found.max_rel_error) == (Status.ERROR, {"out": None})
     assert found.reason == "the result is off: out is not finite"
@@ -169,8 +193,8 @@ def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
     limits = replace(FEW, memory_bytes=2 * 2**30)
     size = 33 * 29 * 29
     assert measured_cell.oracle_bytes(CELL) == size
-    ranks = [RankSample((0.5, 0.25), 0.1, 0, "", {}) for _ in range(1)]
     lone = replace(CELL, cp=1, seqlen_q=2**13, seqlen_kv=2**13)
+    ranks = [RankSample((0.5, 0.25), 0.1, 0, {}, plans=plans_of(lone))]
     (found,) = measure_cells([lone], limits, Crews(lambda _: Broken(ranks)))
     assert found.status == Status.OK
     assert found.max_rel_error is None
@@ -316,6 +340,26 @@ def test_ctrl_c_and_sigterm_keep_what_is_done_and_leave_no_process(
     assert done.returncode == 0, done.stderr
     assert set(expected) <= set(sweeps.kept(folder))
     assert len(set(sweeps.kept(folder))) == len(sweeps.kept(folder))
+
+
+def test_a_hang_up_amid_measuring_keeps_what_is_done_and_its_summary(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    cells = ("--strategies", "ring,zigzag,ulysses", "--seqlen", "96,160,224", "--cp", "2")
+    shape = ("--patterns", "full,causal,star", "--heads", "6/2", "--head-dim", "16")
+    process = sweeps.start("sweep", "--mode", "measure", *cells, *shape, "-o", str(folder))
+    deadline = time.monotonic() + 120
+    while sweeps.lines(folder) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (
+        128 + signal.SIGHUP,
+        "sweep: terminated; what was done is kept",
+    )
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    assert len((folder / "summary.csv").read_text().splitlines()) > 2
 
 
 def test_a_second_sweep_into_a_folder_is_refused(

@@ -12,10 +12,10 @@ import pytest
 from harness.check.cell import planned_traffic
 from harness.commands import trace as verb
 from harness.errors import UnsupportedError
-from harness.measure.cells import plan_of
 from harness.measure.traced_run import Traced, traced
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction
-from harness.prepare.verified_plans import planned
+from harness.prepare.verified_plans import planned, planned_for
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.simulate.chrome import to_chrome
@@ -47,6 +47,11 @@ def the_cells() -> list[Config]:
         for name in ("ring", "ulysses", "allgather")
         for direction in Direction
     ]
+
+
+def plan_of(config: Config) -> Plan:
+    both = planned_for(config)
+    return (both.forward if config.direction is Direction.FORWARD else both.backward).plan
 
 
 @pytest.fixture(scope="module", params=the_cells(), ids=lambda c: f"{c.strategy}-{c.direction}")

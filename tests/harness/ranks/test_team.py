@@ -1,5 +1,6 @@
 """Teams of rank processes: what goes wrong in one comes back with the reason, and ends it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -104,8 +105,54 @@ def test_growth_without_end_is_out_of_memory() -> None:
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
-    with fresh() as team, pytest.raises(WorkerError, match="pickle"):
+    with fresh() as team, pytest.raises(WorkerError, match="cannot be sent"):
         team.run(jobs.unsendable, SOON_S)
+
+
+def test_what_ranks_print_does_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    with fresh() as team:
+        assert team.run(jobs.say, SOON_S, "print") == [0, 1]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("print") == err.count("echo") == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("empty", "internal error, ValueError:"),
+        ("blank", "internal error, ValueError:"),
+        ("unprintable", "internal error, OddError: its text cannot be made, RuntimeError"),
+        ("escape", r"\x1b]0;title\x07 \x9b2J \u202e half \ud800 of it"),
+        ("huge", "x" * 100),
+    ],
+)
+def test_whatever_a_rank_says_is_a_short_printable_line(kind: str, reason: str) -> None:
+    with fresh() as team, pytest.raises(WorkerError) as caught:
+        team.run(jobs.say, SOON_S, kind)
+    assert caught.value.reason.startswith(reason)
+    assert len(caught.value.reason) < 3_000
+    assert len(caught.value.detail) < 30_000
+    for text in (caught.value.reason, caught.value.detail.replace("\n", "")):
+        assert text.isprintable()
+        text.encode()
+
+
+def test_a_rank_that_is_stopped_amid_its_answer_holds_nobody_past_the_time_limit() -> None:
+    with fresh() as team:
+        team.run(jobs.pid, SOON_S)
+        begin = time.monotonic()
+        with pytest.raises(WorkerError, match=r"no answer from rank 1 within 3 s"):
+            team.run(jobs.stop_amid_answer, 3.0, 1)
+        assert time.monotonic() - begin < 20
+
+
+def test_what_begins_no_message_is_told_at_once() -> None:
+    with fresh() as team:
+        begin = time.monotonic()
+        with pytest.raises(WorkerError, match="rank 1: its answer is broken: message of"):
+            team.run(jobs.spoil_pipe, SOON_S, 1)
+        assert time.monotonic() - begin < SOON_S / 2
 
 
 def test_ranks_that_do_not_start_in_time_are_a_timeout() -> None:
@@ -115,7 +162,9 @@ def test_ranks_that_do_not_start_in_time_are_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("job", ["jobs.hang, 600, 1", "jobs.pid, 600"])
-def test_ranks_do_not_outlive_a_parent_that_is_killed(job: str) -> None:
+def test_ranks_do_not_outlive_a_parent_that_is_killed_and_leave_nothing(
+    job: str, tmp_path: Path
+) -> None:
     """Whether they are in the middle of a job or wait for one."""
     script = (
         "from harness.ranks.team import Team\n"
@@ -128,7 +177,11 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(job: str) -> None:
         "    time.sleep(600)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert parent.stdout is not None
     with parent.stdout:
@@ -137,3 +190,4 @@ def test_ranks_do_not_outlive_a_parent_that_is_killed(job: str) -> None:
     parent.wait()
     assert len(pids) == 2
     assert all(map(gone, pids))
+    assert list(tmp_path.iterdir()) == []
