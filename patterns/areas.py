@@ -19,9 +19,12 @@ _CELLS = 1 << 21  # bands x chunks looked at together: 2 MiB of bool
 _TRIPLES = 1 << 15  # counted together: a few arrays of 256 KiB, so that they stay in cache
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BandArrays:
-    """The bands of a pattern as columns, each of shape (bands,); no bound = +-2**40."""
+    """The bands of a pattern as columns, each of shape (bands,); no bound = +-2**40.
+
+    Equal if all numbers are.
+    """
 
     q0: Ints
     q1: Ints
@@ -46,6 +49,25 @@ class BandArrays:
     def __len__(self) -> int:
         """Return the number of bands."""
         return len(self.q0)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all numbers."""
+        return isinstance(other, BandArrays) and bool(
+            np.array_equal(np.stack(self.columns), np.stack(other.columns))
+        )
+
+    def __hash__(self) -> int:
+        """Hash all numbers."""
+        return hash(np.stack(self.columns).tobytes())
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """All columns, in the order of the fields."""
+        return self.q0, self.q1, self.k0, self.k1, self.lo, self.hi
+
+    def part(self, first: int, last: int) -> "BandArrays":
+        """Return the bands `first` up to `last`, without a copy."""
+        return BandArrays(*(column[first:last] for column in self.columns))
 
     def meeting(self, q: Chunk, k: Chunk) -> Ints:
         """Return the indices of the bands whose rectangle overlaps the hulls of `q` and `k`."""

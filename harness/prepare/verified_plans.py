@@ -6,6 +6,7 @@ from functools import lru_cache
 from harness.plan.kernel_calls import lower
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
+from harness.plan.row_blocks import parts
 from harness.plan.tasks import Merge, Tensor, Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_for
@@ -59,7 +60,7 @@ def partial_results(program: Program) -> int:
         match task:
             case Tile():
                 q, kv = (plan.chunks(piece) for piece in task.reads[:2])
-                adds = len(lower(plan.problem.pattern, q, kv))
+                adds = sum(parts(call.mask) for call in lower(plan.problem.pattern, q, kv))
                 written = step.accesses[len(task.reads) :]
             case Merge():
                 adds = 1
