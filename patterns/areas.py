@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from patterns.geometry import Band, Chunk
 
 Ints = NDArray[np.int64]
-_UNBOUNDED = 1 << 40  # beyond any difference of two positions
+NO_BOUND = 1 << 40  # beyond any difference of two positions
 _CELLS = 1 << 21  # bands x chunks looked at together: 2 MiB of bool
 _TRIPLES = 1 << 15  # counted together: a few arrays of 256 KiB, so that they stay in cache
 
@@ -39,8 +39,8 @@ class BandArrays:
         rows = [
             (
                 *(band.q0, band.q1, band.k0, band.k1),
-                -_UNBOUNDED if band.lo is None else band.lo,
-                _UNBOUNDED if band.hi is None else band.hi,
+                -NO_BOUND if band.lo is None else band.lo,
+                NO_BOUND if band.hi is None else band.hi,
             )
             for band in bands
         ]
@@ -141,7 +141,7 @@ def _count(bands: BandArrays, q: _Hits, k: _Hits, *, qi: Ints, ki: Ints, step: i
     used = q.band[qi[0]], q.band[qi[-1]] + 1
     for bound, sign in ((hi, 1), (lo - 1, -1)):
         edge = (bands.hi if sign > 0 else bands.lo)[slice(*used)]
-        if bool(np.all(np.abs(edge) == _UNBOUNDED)):
+        if bool(np.all(np.abs(edge) == NO_BOUND)):
             continue
         gap = (bound - q.first)[qi] + key  # q - k <= bound  <=>  q.step * i - k.step * j <= gap
         if step is None:

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patterns.areas import BandArrays, Ints, band_areas
+from patterns.areas import NO_BOUND, BandArrays, Ints
 from patterns.geometry import Band
 from patterns.pattern import Pattern
 
 SMALL = 64
 """Largest number of rows and of columns of a band that is always packed, if others are near."""
-MOST_ALONE = 64
-"""So many bands between two runs have calls of their own, the largest; others are packed."""
+MOST_ALONE = 16
+"""So many bands between two runs have calls of their own, the largest; others are packed, unless
+they have an upper bound, as those of windows do."""
 
 
 class Pack(NamedTuple):
@@ -45,11 +46,13 @@ def packed(pattern: Pattern, q: range, k: range) -> tuple[list[Pack], tuple[Band
     bands = pattern.arrays
     met = bands.meeting(q, k)
     r0, r1, c0, c1 = _inside(bands, met, q, k)
-    inside = (r0 < r1) & (c0 < c1)
-    met, r0, r1, c0, c1 = (each[inside] for each in (met, r0, r1, c0, c1))
+    last_q, first_k = q.start + q.step * (r1 - 1), k.start + k.step * c0
+    some = (r0 < r1) & (c0 < c1) & (last_q - first_k >= bands.lo[met])
+    met, r0, r1, c0, c1 = (each[some] for each in (met, r0, r1, c0, c1))
     size = np.maximum(r1 - r0, c1 - c0)
     largest = np.sort(size)[::-1]
     small = size <= max(SMALL, int(largest[MOST_ALONE]) if len(size) > MOST_ALONE else 0)
+    small &= bands.hi[met] == NO_BOUND
     # Whether a band goes on from the one before it: both are small, and what lies between them in
     # the table, if anything, is outside.
     descent = pattern.descents[met]
@@ -64,9 +67,8 @@ def packed(pattern: Pattern, q: range, k: range) -> tuple[list[Pack], tuple[Band
             alone.append(pattern.bands[met[first]])
             continue
         part = bands.part(int(met[first]), int(met[last - 1]) + 1)
-        if band_areas(part, (q,), (k,)).any():
-            rows, cols = (int(r0[first]), int(r1[last - 1])), (int(c0[first]), int(c1[last - 1]))
-            packs.append(Pack(rows, cols, part))
+        rows, cols = (int(r0[first]), int(r1[last - 1])), (int(c0[first]), int(c1[last - 1]))
+        packs.append(Pack(rows, cols, part))
     return packs, pattern.regions_of(alone, q, k)
 
 
