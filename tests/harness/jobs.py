@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from harness.base.time_limit import OverTime, time_limit
 from harness.ranks.team import Member
 
 
@@ -77,3 +78,14 @@ def stay(path: str) -> int:
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
     return 0
+
+
+def endless_if_odd(number: int) -> int:
+    """Return its number, or minus it where the work never ends and has a limit of time."""
+    try:
+        with time_limit(0.2):
+            while number % 2:
+                time.sleep(0.01)
+    except OverTime:
+        return -number
+    return number
