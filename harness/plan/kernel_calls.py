@@ -183,7 +183,7 @@ def _stairs(calls: list[Call]) -> list[Call]:
         (call.rows, call.cols[1]): call for call in calls if call.mask.kind is not MaskKind.CAUSAL
     }
     stairs: list[Call] = []
-    joined = False
+    changed = False
     for low in triangles:
         between = others.get((low.rows, low.cols[0]))
         if not (stairs and between and _fills(stairs[-1], between, low)):
@@ -197,8 +197,8 @@ def _stairs(calls: list[Call]) -> list[Call]:
         rows, cols = (high.rows[0], low.rows[1]), (high.cols[0], low.cols[1])
         q, k = range(rows[1] - rows[0]), range(cols[1] - cols[0])
         stairs.append(Call(rows, cols, Mask(kind=MaskKind.CAUSAL, q=q, k=k)))
-        joined = True
-    return _joined(_ordered(list(others.values()))) + stairs if joined else calls
+        changed = True
+    return _joined(_ordered(list(others.values()))) + stairs if changed else calls
 
 
 def _fills(high: Call, between: Call, low: Call) -> bool:
