@@ -23,7 +23,7 @@ import torch
 from harness.commands.arguments import count, length, listed, positive
 from harness.errors import UnsupportedError
 from harness.execute.kernel_floor import kernel_calls
-from harness.plan.kernel_calls import lower
+from harness.plan.kernel_calls import lower, lowering
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Tile
@@ -49,7 +49,7 @@ def packing(documents: int, seqlen: int) -> str:
 
 def proved(text: str, problem: Problem, direction: Direction) -> tuple[float, Program]:
     """Seconds to plan and prove, with no kernel calls remembered, and what came of it."""
-    lower.cache_clear()
+    lowering.cache_clear()
     begin = time.process_time()
     program = verify(strategy(text).plan(problem, direction))
     return time.process_time() - begin, program
