@@ -5,13 +5,13 @@ compared, so that ranks with different plans are told and do not wait in vain.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
+from harness.base.remembered import remembered
 from harness.errors import PlanError, UnsupportedError
 from harness.execute.interpreter import Run, execute
 from harness.execute.transport import GroupTransport, LocalTransport, Transport
@@ -43,7 +43,7 @@ class Ready(NamedTuple):
     received_bytes: Mapping[int, int]
 
 
-@lru_cache(maxsize=128)
+@remembered
 def planned(
     chosen: Chosen,
     problem: Problem,

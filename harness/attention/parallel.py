@@ -16,7 +16,6 @@ hash is compared, so that ranks with different plans are told and do not wait in
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,7 @@ from harness.attention.agreement import (
     seat,
     transport_of,
 )
+from harness.base.remembered import remembered
 from harness.errors import UnsupportedError
 from harness.execute import shards
 from harness.execute.transport import LocalTransport, Transport
@@ -428,7 +428,7 @@ def run_all(
 # Who owns what ------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=128)
+@remembered
 def _layout(chosen: Chosen, problem: Problem, context: Context) -> tuple[Sharding, Sharding]:
     """Who owns which query and key tokens: whoever a forward plan starts with."""
     queries, keys = Tensor.Q, Tensor.K

@@ -6,13 +6,16 @@ own mask can express, a window or many short documents, is one call with a mask 
 the kernel cuts (see `row_blocks`): the number of calls depends on runs of chunks, not on tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from harness.plan.masks import Mask, MaskKind
 from harness.plan.packing import packed
 from patterns.pattern import Pattern
+
+Chunks = tuple[range, ...]
+"""Positions of chunks, in storage order."""
 
 
 class Call(NamedTuple):
@@ -23,9 +26,8 @@ class Call(NamedTuple):
     mask: Mask
 
 
-@lru_cache(maxsize=4096)
-def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tuple[Call, ...]:
-    """List the kernel calls of a tile, in a fixed order.
+def lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
+    """List the kernel calls of a tile, in a fixed order; those of the latest patterns are known.
 
     Args:
         pattern: Who attends whom.
@@ -36,6 +38,17 @@ def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tupl
         Calls over disjoint (row, column) sets that together cover every unmasked pair once. In BAND
         and PACKED calls a row may see none of the keys.
     """
+    return lowering(pattern)(q, kv)
+
+
+# A pattern of many documents takes megabytes: few are kept, each with the calls of many tiles.
+@lru_cache(maxsize=16)
+def lowering(pattern: Pattern) -> Callable[[Chunks, Chunks], tuple[Call, ...]]:
+    """Return `lower` for one pattern."""
+    return lru_cache(maxsize=4096)(partial(_lower, pattern))
+
+
+def _lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
     calls: list[Call] = []
     for row, q_run in runs_of(q):
         for col, kv_run in runs_of(kv):

@@ -1,8 +1,8 @@
 """From a problem and a strategy's name to proved plans of both directions, kept for reuse."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
+from harness.base.remembered import remembered
 from harness.plan.kernel_calls import lower
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
@@ -23,7 +23,7 @@ class Planned:
     backward: Program
 
 
-@lru_cache(maxsize=64)
+@remembered
 def planned(problem: Problem, text: str, context: Context | None = None) -> Planned:
     """Plan and prove both directions.
 
