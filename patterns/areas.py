@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from patterns.geometry import Band, Chunk
 
 Ints = NDArray[np.int64]
-_UNBOUNDED = 1 << 40  # beyond any difference of two positions
+NO_BOUND = 1 << 40  # beyond any difference of two positions
 _CELLS = 1 << 21  # bands x chunks looked at together: 2 MiB of bool
 _TRIPLES = 1 << 15  # counted together: a few arrays of 256 KiB, so that they stay in cache
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BandArrays:
-    """The bands of a pattern as columns, each of shape (bands,); no bound = +-2**40."""
+    """The bands of a pattern as columns, each of shape (bands,); no bound = +-2**40.
+
+    Equal if all numbers are.
+    """
 
     q0: Ints
     q1: Ints
@@ -36,8 +39,8 @@ class BandArrays:
         rows = [
             (
                 *(band.q0, band.q1, band.k0, band.k1),
-                -_UNBOUNDED if band.lo is None else band.lo,
-                _UNBOUNDED if band.hi is None else band.hi,
+                -NO_BOUND if band.lo is None else band.lo,
+                NO_BOUND if band.hi is None else band.hi,
             )
             for band in bands
         ]
@@ -46,6 +49,25 @@ class BandArrays:
     def __len__(self) -> int:
         """Return the number of bands."""
         return len(self.q0)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all numbers."""
+        return isinstance(other, BandArrays) and bool(
+            np.array_equal(np.stack(self.columns), np.stack(other.columns))
+        )
+
+    def __hash__(self) -> int:
+        """Hash all numbers."""
+        return hash(np.stack(self.columns).tobytes())
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """All columns, in the order of the fields."""
+        return self.q0, self.q1, self.k0, self.k1, self.lo, self.hi
+
+    def part(self, first: int, last: int) -> "BandArrays":
+        """Return the bands `first` up to `last`, without a copy."""
+        return BandArrays(*(column[first:last] for column in self.columns))
 
     def meeting(self, q: Chunk, k: Chunk) -> Ints:
         """Return the indices of the bands whose rectangle overlaps the hulls of `q` and `k`."""
@@ -119,7 +141,7 @@ def _count(bands: BandArrays, q: _Hits, k: _Hits, *, qi: Ints, ki: Ints, step: i
     used = q.band[qi[0]], q.band[qi[-1]] + 1
     for bound, sign in ((hi, 1), (lo - 1, -1)):
         edge = (bands.hi if sign > 0 else bands.lo)[slice(*used)]
-        if bool(np.all(np.abs(edge) == _UNBOUNDED)):
+        if bool(np.all(np.abs(edge) == NO_BOUND)):
             continue
         gap = (bound - q.first)[qi] + key  # q - k <= bound  <=>  q.step * i - k.step * j <= gap
         if step is None:

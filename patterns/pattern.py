@@ -68,8 +68,8 @@ class Pattern:
         lengths = (int(self.seqlen_q), int(self.seqlen_kv))
         order = None if self.remap is None else tuple(map(int, self.remap))
         digest = hashlib.sha256(repr((lengths, order)).encode())
-        for column in fields(self._arrays):
-            digest.update(getattr(self._arrays, column.name).astype("<i8").tobytes())
+        for column in fields(self.arrays):
+            digest.update(getattr(self.arrays, column.name).astype("<i8").tobytes())
         return digest.hexdigest()[:32]
 
     @property
@@ -82,8 +82,19 @@ class Pattern:
         return whole and band.lo is not None and band.hi is None
 
     @cached_property
-    def _arrays(self) -> BandArrays:
+    def arrays(self) -> BandArrays:
+        """The bands as columns of numbers."""
         return BandArrays.of(self.bands)
+
+    @cached_property
+    def descents(self) -> Ints:
+        """Per band, which descent it is part of: bands that follow one another down and right.
+
+        Bands of one descent share no query position and no key position.
+        """
+        bands = self.arrays
+        follows = (bands.q0[1:] >= bands.q1[:-1]) & (bands.k0[1:] >= bands.k1[:-1])
+        return np.append(0, np.cumsum(~follows))
 
     @cached_property
     def total_area(self) -> int:
@@ -96,12 +107,12 @@ class Pattern:
         bands = self._meeting(q, k)
         if len(bands) <= _FEW:
             return sum(band_area(band, q, k) for band in bands)
-        return int(band_areas(self._arrays, (q,), (k,))[0, 0])
+        return int(band_areas(self.arrays, (q,), (k,))[0, 0])
 
     def areas(self, qs: Sequence[Chunk], ks: Sequence[Chunk]) -> Ints:
         """Return the number of allowed pairs of every pair of chunks, `(len(qs), len(ks))`."""
         self._check(qs, ks)
-        return band_areas(self._arrays, qs, ks)
+        return band_areas(self.arrays, qs, ks)
 
     def relation(self, q: Chunk, k: Chunk) -> Block:
         """Return what the mask of two chunks is: FULL, EMPTY, CAUSAL with its shift, or PARTIAL.
@@ -129,8 +140,12 @@ class Pattern:
         A bound that cuts nothing there is None. Rectangles start and end at positions of the
         chunks. Sorted by (q0, k0).
         """
+        return self.regions_of(self._meeting(q, k), q, k)
+
+    def regions_of(self, bands: Sequence[Band], q: Chunk, k: Chunk) -> tuple[Band, ...]:
+        """As `regions`, of some of the bands."""
         self._check((q,), (k,))
-        met = [shrink(band, q, k) for band in self._meeting(q, k) if band_area(band, q, k)]
+        met = [shrink(band, q, k) for band in bands if band_area(band, q, k)]
         return tuple(sorted(met, key=lambda band: (band.q0, band.k0, band.q1, band.k1)))
 
     def allowed(self, q_positions: Ints, k_positions: Ints) -> Bools:
@@ -170,7 +185,7 @@ class Pattern:
             return []
         if len(self.bands) == 1:
             return list(self.bands)
-        return [self.bands[index] for index in self._arrays.meeting(q, k).tolist()]
+        return [self.bands[index] for index in self.arrays.meeting(q, k).tolist()]
 
     def _check(self, qs: Sequence[Chunk], ks: Sequence[Chunk]) -> None:
         for name, chunks, end in (("query", qs, self.seqlen_q), ("key", ks, self.seqlen_kv)):

@@ -1,9 +1,9 @@
 """Who owns which tokens, as a strategy deals them."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 from harness.attention.ready import Owners
+from harness.base.remembered import remembered
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.plan.tasks import Tensor
@@ -11,7 +11,7 @@ from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
 
 
-@lru_cache(maxsize=128)
+@remembered
 def owners_of(chosen: Chosen, problem: Problem, context: Context) -> Owners:
     """Who owns which query and key tokens: whoever a forward plan starts with.
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from harness.attention.agreement import Facts, digest_of
+from harness.base.remembered import remembered
 from harness.errors import PlanError
 from harness.execute.interpreter import Run, execute
 from harness.execute.transport import Transport
@@ -43,7 +43,7 @@ class Ready(NamedTuple):
     digest: bytes
 
 
-@lru_cache(maxsize=128)
+@remembered
 def planned(
     chosen: Chosen,
     problem: Problem,

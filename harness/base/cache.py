@@ -1,4 +1,4 @@
-"""Where what took long to make is kept between runs, and what makes it stale.
+"""Where what took long to make is kept between runs, what makes it stale, and how much it may be.
 
 A file is a line with a checksum and, behind it, what is kept:
 
@@ -11,6 +11,8 @@ proof of what it holds. It guards against mistakes, not against who can write a 
 
 import hashlib
 import os
+import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -18,11 +20,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.base.files import write_whole
+from harness.base.remembered import mib
 
 T = TypeVar("T")
 
+VARIABLE, DEFAULT_MIB = "CPBENCH_CACHE_MIB", 1024
 _STATES = 2
 """Of so many states of the code what they made is kept."""
+_MARK = re.compile(rb"[0-9a-f]{64}\n")
+_MARK_BYTES = 65
 
 
 def cache_folder() -> Path:
@@ -54,6 +60,54 @@ def write_kept(path: Path, content: bytes) -> None:
         OSError: It cannot be written there; no part of it is left.
     """
     write_whole(path, _checksum(path, content) + b"\n" + content)
+    # Looking at all files takes milliseconds; names are hashes, so one write in sixteen does.
+    root = cache_folder()
+    if path.name.startswith("0") and path.is_relative_to(root):
+        trim(root, limit_bytes())
+
+
+def limit_bytes() -> int:
+    """Return how much the whole folder may hold: CPBENCH_CACHE_MIB, 1024 MiB by default.
+
+    Raises:
+        ValueError: The variable is no whole number of MiB.
+    """
+    return mib(VARIABLE, DEFAULT_MIB)
+
+
+def kept_files(folder: Path) -> list[tuple[float, int, Path]]:
+    """List what looks like kept files below a folder: when each was last used, bytes, path."""
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # another process may have removed it
+            facts = path.stat()
+            if stat.S_ISREG(facts.st_mode) and _marked(path):
+                found.append((facts.st_mtime, facts.st_size, path))
+    return sorted(found)
+
+
+def _marked(path: Path) -> bool:
+    """Whether a file begins as kept ones do."""
+    with path.open("rb") as file:
+        return _MARK.fullmatch(file.read(_MARK_BYTES)) is not None
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Remove kept files, those used longest ago first, until an eighth of the limit is free.
+
+    Nothing is removed where they are within the limit, nor a file that `write_kept` did not write.
+    """
+    files = kept_files(folder)
+    total = sum(size for _, size, _ in files)
+    if total <= limit:
+        return
+    for _, size, path in files:
+        if total <= limit - limit // 8:
+            return
+        with suppress(OSError):
+            if read_kept(path, lambda _: True):
+                path.unlink()
+                total -= size
 
 
 def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
@@ -65,7 +119,11 @@ def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
     """
     try:
         checksum, _, content = path.read_bytes().partition(b"\n")
-        return read(content) if checksum == _checksum(path, content) else None
+        if checksum != _checksum(path, content):
+            return None
+        with suppress(OSError):  # a folder that is only read
+            os.utime(path)
+        return read(content)
     except (
         *(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError),
         *(ArithmeticError, RecursionError),

@@ -9,13 +9,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from harness.base import cache
 from harness.base.environment import environment, package_version
+from harness.base.remembered import VARIABLE, memory_limit_bytes
 from harness.errors import MeasurementError
 from harness.execute import kernels
 from harness.planning.peers import PEERS
 from harness.ranks.team import Member, Team
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _SMOKE_S = 60.0
 
 
@@ -92,6 +94,7 @@ def examine(start_team: Callable[[int], Team] = Team) -> tuple[dict[str, object]
         *(_package(*row) for row in _PACKAGES),
         *_peers(),
         *_kernels(kernels.capabilities()),
+        *_caches(),
         _gloo(start_team),
         _cuda(),
         _nccl(),
@@ -122,6 +125,24 @@ def _peers() -> list[Finding]:
         absent = Finding(peer.package, State.MISSING, "not installed", serves, peer.install)
         findings[peer.package] = found if version else absent
     return list(findings.values())
+
+
+def _caches() -> list[Finding]:
+    """How much is kept between runs, and how much may be, there and in memory."""
+    folder, size = cache.cache_folder(), 0
+    try:
+        size = sum(size for _, size, _ in cache.kept_files(folder))
+        disk, memory = (limit() // _MIB for limit in (cache.limit_bytes, memory_limit_bytes))
+    except (ValueError, OSError) as error:
+        remedy = "mend or unset the variable"
+        return [Finding("caches", State.BROKEN, str(error), "plans kept for reuse", remedy)]
+    serves = f"plans kept between runs; the oldest go first ({cache.VARIABLE} sets the limit)"
+    value = f"{size / _MIB:.1f} of {disk} MiB in {folder}"
+    each = f"at most {memory} MiB for each kind"
+    return [
+        Finding("cache on disk", State.OK, value, serves),
+        Finding("cache in memory", State.OK, each, f"plans of this process ({VARIABLE} sets it)"),
+    ]
 
 
 def _kernels(found: Mapping[str, str]) -> list[Finding]:

@@ -147,7 +147,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--timeout",
         type=positive,
         default=Limits().timeout_s,
-        help="time limit per cell, seconds (%(default)g)",
+        help="time limit per cell, also of simulated ones, seconds (%(default)g)",
     )
     runs.add_argument(
         "--memory",
@@ -324,7 +324,7 @@ def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolde
     # Measured first: nothing else may run beside them.
     parts: list[tuple[str, Sequence[Config], Generator[CellRecord, None, None]]] = [
         ("measure", measure, measure_cells(measure, limits, crews)),
-        ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs)),
+        ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs, timeout_s=args.timeout)),
     ]
     for name, own, records in parts:
         with Live(name, len(own)) as live, closing(records):

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from harness.errors import UnsupportedError
-from harness.execute import kernels_cuda
+from harness.execute import kernels_cuda, row_blocks
 from harness.execute.kernels_cuda import Six, Triple
 from harness.plan.masks import Mask, MaskKind
 
@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 ALIGNMENT_BYTES = 16
-MAX_BAND_AREA = 4096 * 4096
+_BY_POSITION = frozenset({MaskKind.BAND, MaskKind.PACKED})
+"""Masks that no kernel has: calls with them are cut."""
 _CACHED_ELEMENTS = 1 << 17
 """Elements of a temporary that a CPU's second-level cache keeps until it is read again."""
 
@@ -92,7 +93,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
 
     Raises:
         UnsupportedError: If there is no attention in the dtype or on the device.
-        ValueError: If shapes, dtypes, devices and mask do not fit together, or a BAND is too large.
+        ValueError: If shapes, dtypes, devices and mask do not fit together.
     """
     _check(q, k, v, mask)
     dtype = accumulator_dtype(q.dtype)
@@ -103,17 +104,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
         return out, q.new_full((batch, heads, seqlen), -torch.inf, dtype=dtype)
     width = max(q.shape[3], dim_v)
     q, k, v = (_aligned(_widen(x, width)) for x in (q, k, v))
-    bias = _band(mask, q) if mask.kind is MaskKind.BAND else None
-    causal = mask.kind is MaskKind.CAUSAL
-    if q.device.type == "cuda":
-        out, lse = kernels_cuda.forward(q, k, v, bias, causal=causal, scale=scale)
+    if mask.kind in _BY_POSITION:
+        out, lse = row_blocks.forward(_forward, merge_, q, k, v, mask, scale)
     else:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-        )
-    lse = lse.contiguous()
-    if bias is not None:
-        lse.masked_fill_(bias.amax(dim=1) == -torch.inf, -torch.inf)
+        causal = mask.kind is MaskKind.CAUSAL
+        out, lse = _forward(q, k, v, None, causal=causal, scale=scale)
     if out.dtype == dtype:
         return _narrowed(out, dim_v).contiguous(), lse
     return _narrowed(out, dim_v), lse
@@ -319,11 +314,29 @@ def _backward(six: Six, mask: Mask, scale: float, *, dims: tuple[int, int]) -> T
     """Call the kernel on tensors of one width; cut the gradients to (D, E)."""
     dout, q, k, v, out = (_aligned(x) for x in six[:5])
     lse = six[5].masked_fill(six[5] == -torch.inf, torch.inf)
-    bias = _band(mask, q) if mask.kind is MaskKind.BAND else None
     run = kernels_cuda.backward if q.device.type == "cuda" else _cpu_backward
-    causal = mask.kind is MaskKind.CAUSAL
-    dq, dk, dv = run((dout, q, k, v, out, lse), bias, causal=causal, scale=scale)
+    if mask.kind in _BY_POSITION:
+        dq, dk, dv = row_blocks.backward(run, (dout, q, k, v, out, lse), mask, scale)
+    else:
+        causal = mask.kind is MaskKind.CAUSAL
+        dq, dk, dv = run((dout, q, k, v, out, lse), None, causal=causal, scale=scale)
     return _narrowed(dq, dims[0]), _narrowed(dk, dims[0]), _narrowed(dv, dims[1])
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Call the kernel on tensors of one width; lse of a row that `bias` empties is -inf."""
+    if q.device.type == "cuda":
+        out, lse = kernels_cuda.forward(q, k, v, bias, causal=causal, scale=scale)
+        return out, lse.contiguous()
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
+    )
+    lse = lse.contiguous()
+    if bias is not None:
+        lse.masked_fill_(bias.amax(dim=-1) == -torch.inf, -torch.inf)
+    return out, lse
 
 
 def _cpu_backward(six: Six, bias: Tensor | None, *, causal: bool, scale: float) -> Triple:
@@ -338,6 +351,8 @@ def _cpu_backward(six: Six, bias: Tensor | None, *, causal: bool, scale: float) 
         k, v = (
             x.reshape(batch * heads_kv, 1, *x.shape[2:]).expand(-1, group, -1, -1) for x in (k, v)
         )
+        if bias is not None and len(bias) > 1:
+            bias = bias.repeat_interleave(heads_kv, dim=0)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale
     )
@@ -373,17 +388,6 @@ def _aligned(x: Tensor) -> Tensor:
     return x
 
 
-def _band(mask: Mask, like: Tensor) -> Tensor:
-    """Return the float mask of a BAND, `(S, T)`: 0 where a query meets a key, -inf elsewhere."""
-    q_S, k_T = (torch.arange(r.start, r.stop, r.step, device=like.device) for r in (mask.q, mask.k))
-    bias_ST = like.new_zeros((len(mask.q), len(mask.k)))
-    if mask.lo is not None:
-        bias_ST.masked_fill_(k_T > (q_S - mask.lo)[:, None], -torch.inf)
-    if mask.hi is not None:
-        bias_ST.masked_fill_(k_T < (q_S - mask.hi)[:, None], -torch.inf)
-    return bias_ST
-
-
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
     shapes = f"q {_brief(q)}, k {_brief(k)}, v {_brief(v)}"
     accumulator_dtype(q.dtype)
@@ -410,12 +414,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
         raise ValueError(msg)
     if (len(mask.q), len(mask.k)) != (q.shape[2], k.shape[2]):
         msg = f"kernels: mask is {len(mask.q)} x {len(mask.k)}, tensors are {shapes}"
-        raise ValueError(msg)
-    if mask.kind is MaskKind.BAND and len(mask.q) * len(mask.k) > MAX_BAND_AREA:
-        msg = (
-            f"kernels: a BAND call of {len(mask.q)} x {len(mask.k)} would build a mask of more "
-            f"than {MAX_BAND_AREA} cells; split the tile"
-        )
         raise ValueError(msg)
 
 

@@ -2,8 +2,9 @@
 
 A kernel is usable if its function exists and its parameters can all be given; what it lacks is the
 reason that `capabilities` reports. Flash kernels take bfloat16 and float16, head_dim up to 256 and
-no mask tensor; the rest (BAND, float32, float64, wider heads) goes to plain matrix products, which
-hold the whole score matrix. Shapes as in `kernels.py`; q, k and v come here with one head_dim.
+no mask tensor; the rest (masks of positions, float32, float64, wider heads) goes to plain matrix
+products, which hold the whole score matrix. Shapes as in `kernels.py`; q, k and v come here with
+one head_dim.
 """
 
 import functools
@@ -81,7 +82,7 @@ def only(name: str) -> Iterator[None]:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, scale: float
 ) -> Pair:
-    """Return `(out, lse)`; lse of a row that `bias` empties is -inf."""
+    """Return `(out, lse)`; lse of a row that `bias`, (B or 1, 1, S, T), empties is -inf."""
     flash = _flash_for(q, bias)
     if flash is None:
         return math_forward(q, k, v, bias, causal=causal, scale=scale)
@@ -159,7 +160,7 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor | None, *, causal: bool, scale: f
     dtype = torch.promote_types(q.dtype, torch.float32)
     scores: Tensor = (_grouped(q.to(dtype), k) @ k.to(dtype)[:, :, None].mT).mul_(scale)
     if bias is not None:
-        scores += bias
+        scores += bias[:, None]  # (B or 1, 1, S, T): the same for all heads
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
         scores.masked_fill_(hidden, -torch.inf)

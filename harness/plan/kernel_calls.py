@@ -2,18 +2,20 @@
 
 Rows and columns are offsets into the tile's concatenated query and key chunks. Chunks that continue
 one another are joined first, so a tile over a whole sequence is one causal call. What no kernel's
-own mask can express (the edges of a window) is cut into bounded calls with a mask of positions.
+own mask can express, a window or many short documents, is one call with a mask of positions, which
+the kernel cuts (see `row_blocks`): the number of calls depends on runs of chunks, not on tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from harness.plan.masks import Mask, MaskKind
+from harness.plan.packing import packed
 from patterns.pattern import Pattern
 
-MASK_EDGE = 256
-"""Largest number of rows and of columns of a call with a mask tensor, in tokens."""
+Chunks = tuple[range, ...]
+"""Positions of chunks, in storage order."""
 
 
 class Call(NamedTuple):
@@ -24,9 +26,8 @@ class Call(NamedTuple):
     mask: Mask
 
 
-@lru_cache(maxsize=4096)
-def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tuple[Call, ...]:
-    """List the kernel calls of a tile, in a fixed order.
+def lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
+    """List the kernel calls of a tile, in a fixed order; those of the latest patterns are known.
 
     Args:
         pattern: Who attends whom.
@@ -34,9 +35,20 @@ def lower(pattern: Pattern, q: tuple[range, ...], kv: tuple[range, ...]) -> tupl
         kv: As `q`, for keys.
 
     Returns:
-        Calls over disjoint (row, column) sets that together cover every unmasked pair once. Every
-        row of a call sees at least one of its keys.
+        Calls over disjoint (row, column) sets that together cover every unmasked pair once. In BAND
+        and PACKED calls a row may see none of the keys.
     """
+    return lowering(pattern)(q, kv)
+
+
+# A pattern of many documents takes megabytes: few are kept, each with the calls of many tiles.
+@lru_cache(maxsize=16)
+def lowering(pattern: Pattern) -> Callable[[Chunks, Chunks], tuple[Call, ...]]:
+    """Return `lower` for one pattern."""
+    return lru_cache(maxsize=4096)(partial(_lower, pattern))
+
+
+def _lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
     calls: list[Call] = []
     for row, q_run in runs_of(q):
         for col, kv_run in runs_of(kv):
@@ -87,7 +99,11 @@ def _inside(run: range, low: int, high: int) -> tuple[int, int]:
 
 
 def _pair(pattern: Pattern, q: range, k: range, row: int, col: int) -> Iterator[Call]:
-    for band in pattern.regions(q, k):
+    packs, alone = packed(pattern, q, k)
+    for rows, cols, bands in packs:
+        mask = Mask(MaskKind.PACKED, q[slice(*rows)], k[slice(*cols)], bands=bands)
+        yield Call((row + rows[0], row + rows[1]), (col + cols[0], col + cols[1]), mask)
+    for band in alone:
         r0, r1 = _inside(q, band.q0, band.q1)
         c0, c1 = _inside(k, band.k0, band.k1)
         yield from _band(q[r0:r1], k[c0:c1], band.lo, band.hi, row + r0, col + c0)
@@ -105,7 +121,7 @@ def _band(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
         yield _call(q, k, MaskKind.FULL, row, col)
         return
     if q.step != k.step:
-        yield from _cut(q, k, lo, hi, row, col)
+        yield _banded(q, k, lo, hi, row, col)
         return
     step = q.step
     # In index space, with key index j and query index i: low <= i - j <= high.
@@ -121,7 +137,11 @@ def _band(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
     elif high is None and low is not None:
         yield from _causal(q, k, -low, row, col)
     else:
-        yield from _cut(q, k, lo, hi, row, col)
+        yield _banded(q, k, lo, hi, row, col)
+
+
+def _banded(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Call:
+    return Call((row, row + len(q)), (col, col + len(k)), Mask(MaskKind.BAND, q, k, lo, hi))
 
 
 def _causal(q: range, k: range, shift: int, row: int, col: int) -> Iterator[Call]:
@@ -129,69 +149,6 @@ def _causal(q: range, k: range, shift: int, row: int, col: int) -> Iterator[Call
     if shift:
         yield _call(q, k[:shift], MaskKind.FULL, row, col)
     yield _call(q, k[shift:], MaskKind.CAUSAL, row, col + shift)
-
-
-def _cut(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Iterator[Call]:
-    """Cut a band into bounded calls: full rectangles inside it, mask tensors on its edges."""
-    for r in range(0, len(q), MASK_EDGE):
-        rows = q[r : r + MASK_EDGE]
-        c0, c1 = _visible(k, rows[0], rows[-1], lo, hi)
-        for c in range(c0, c1, MASK_EDGE):
-            cols = k[c : min(c + MASK_EDGE, c1)]
-            top, bottom = rows[-1] - cols[0], rows[0] - cols[-1]
-            if (hi is None or top <= hi) and (lo is None or bottom >= lo):
-                yield _call(rows, cols, MaskKind.FULL, row + r, col + c)
-            elif rows.step == cols.step:
-                yield from _edge(rows, cols, lo, hi, row + r, col + c)
-            else:
-                yield from _scattered(rows, cols, lo, hi, row + r, col + c)
-
-
-def _visible(k: range, first: int, last: int, lo: int | None, hi: int | None) -> tuple[int, int]:
-    """Offsets of the keys that some query position in first..last may see."""
-    lowest = k.start if hi is None else first - hi
-    highest = k.stop if lo is None else last - lo + 1
-    return _inside(k, lowest, highest)
-
-
-def _edge(q: range, k: range, lo: int | None, hi: int | None, row: int, col: int) -> Iterator[Call]:
-    """One bounded call, trimmed to the rows and columns that see each other."""
-    step = q.step
-    shift = k.start - q.start
-    first, last, key_first, key_last = 0, len(q), 0, len(k)
-    if lo is not None:
-        low = -(-(lo + shift) // step)
-        first, key_last = max(first, low), min(key_last, last - low)
-    if hi is not None:
-        high = (hi + shift) // step
-        last = min(last, len(k) + high)
-        key_first = max(key_first, first - high)
-    q, k = q[first:last], k[key_first:key_last]
-    if not q or not k:
-        return
-    if hi is None or q[-1] - k[0] <= hi:
-        yield from _band(q, k, lo, None, row + first, col + key_first)
-        return
-    mask = Mask(kind=MaskKind.BAND, q=q, k=k, lo=lo, hi=hi)
-    yield Call((row + first, row + last), (col + key_first, col + key_last), mask)
-
-
-def _scattered(
-    q: range, k: range, lo: int | None, hi: int | None, row: int, col: int
-) -> Iterator[Call]:
-    """Runs of rows that see a key, where steps differ and no closed form is at hand."""
-    sees = []
-    for position in q:
-        c0, c1 = _visible(k, position, position, lo, hi)
-        sees.append(c0 < c1)
-    start = None
-    for index, seen in enumerate([*sees, False]):
-        if seen and start is None:
-            start = index
-        elif not seen and start is not None:
-            mask = Mask(kind=MaskKind.BAND, q=q[start:index], k=k, lo=lo, hi=hi)
-            yield Call((row + start, row + index), (col, col + len(k)), mask)
-            start = None
 
 
 def _call(q: range, k: range, kind: MaskKind, row: int, col: int) -> Call:
@@ -234,37 +191,35 @@ def _stairs(calls: list[Call]) -> list[Call]:
         F B          F: full rows of B that end where B begins and reach below A
     """
     triangles = [call for call in calls if call.mask.kind is MaskKind.CAUSAL]
-    others = [call for call in calls if call.mask.kind is not MaskKind.CAUSAL]
+    # Calls are disjoint, so that one at most has these rows and ends at this column.
+    others = {
+        (call.rows, call.cols[1]): call for call in calls if call.mask.kind is not MaskKind.CAUSAL
+    }
     stairs: list[Call] = []
-    joined = False
+    changed = False
     for low in triangles:
-        between = next((f for f in others if stairs and _fills(stairs[-1], f, low)), None)
-        if between is None:
+        between = others.get((low.rows, low.cols[0]))
+        if not (stairs and between and _fills(stairs[-1], between, low)):
             stairs.append(low)
             continue
         high = stairs.pop()
-        others.remove(between)
+        del others[between.rows, between.cols[1]]
         if between.cols[0] < high.cols[0]:
-            others.append(_whole(between.rows, (between.cols[0], high.cols[0])))
+            rest = _whole(between.rows, (between.cols[0], high.cols[0]))
+            others[rest.rows, rest.cols[1]] = rest
         rows, cols = (high.rows[0], low.rows[1]), (high.cols[0], low.cols[1])
         q, k = range(rows[1] - rows[0]), range(cols[1] - cols[0])
         stairs.append(Call(rows, cols, Mask(kind=MaskKind.CAUSAL, q=q, k=k)))
-        joined = True
-    return _joined(_ordered(others)) + stairs if joined else calls
+        changed = True
+    return _joined(_ordered(list(others.values()))) + stairs if changed else calls
 
 
 def _fills(high: Call, between: Call, low: Call) -> bool:
-    """Whether two triangles and a full rectangle between them form one triangle."""
+    """Whether two triangles and what lies between them, if it is full, form one triangle."""
     square = high.rows[1] - high.rows[0] == high.cols[1] - high.cols[0]
     corner = (high.rows[1], high.cols[1]) == (low.rows[0], low.cols[0])
-    full = between.mask.kind is MaskKind.FULL and between.rows == low.rows
-    return (
-        square
-        and corner
-        and full
-        and between.cols[0] <= high.cols[0]
-        and (between.cols[1] == low.cols[0])
-    )
+    full = between.mask.kind is MaskKind.FULL
+    return square and corner and full and between.cols[0] <= high.cols[0]
 
 
 def _full(first: Call, second: Call) -> bool:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from harness.errors import AbsentPieceError, OverwriteError
@@ -424,4 +425,6 @@ def _overlap(plan: Plan, tile: Tile, tensor: Tensor) -> int:
     q, kv = (plan.chunks(piece) for piece in tile.reads[:2])
     calls = lower(plan.problem.pattern, q, kv)
     spans = [call.cols if tensor.on_kv else call.rows for call in calls]
-    return max((sum(a <= first < b for a, b in spans) for first, _ in spans), default=0)
+    # In order of position; where one span ends and another begins, the end comes first.
+    events = sorted([(first, 1) for first, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate(change for _, change in events), default=0)

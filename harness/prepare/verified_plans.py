@@ -1,11 +1,12 @@
 """From a problem and a strategy's name to proved plans of both directions, kept for reuse."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
+from harness.base.remembered import remembered
 from harness.plan.kernel_calls import lower
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
+from harness.plan.row_blocks import parts
 from harness.plan.tasks import Merge, Tensor, Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_for
@@ -22,7 +23,7 @@ class Planned:
     backward: Program
 
 
-@lru_cache(maxsize=64)
+@remembered
 def planned(problem: Problem, text: str, context: Context | None = None) -> Planned:
     """Plan and prove both directions.
 
@@ -59,7 +60,7 @@ def partial_results(program: Program) -> int:
         match task:
             case Tile():
                 q, kv = (plan.chunks(piece) for piece in task.reads[:2])
-                adds = len(lower(plan.problem.pattern, q, kv))
+                adds = sum(parts(call.mask) for call in lower(plan.problem.pattern, q, kv))
                 written = step.accesses[len(task.reads) :]
             case Merge():
                 adds = 1

@@ -11,6 +11,7 @@ from harness.plan.kernel_calls import Call as LoweredCall
 from harness.plan.kernel_calls import joined, lower, runs_of
 from harness.plan.masks import Mask, MaskKind
 from harness.plan.plan import Plan
+from harness.plan.row_blocks import cells
 from harness.plan.tasks import Tile
 
 
@@ -40,11 +41,9 @@ def gpu_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     q = tuple(plan.q_chunks[c] for c in tile.q)
     kv = tuple(plan.kv_chunks[c] for c in tile.kv)
     pattern = plan.problem.pattern
-    if any(band.hi is not None for a in q for b in kv for band in pattern.regions(a, b)):
-        return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
     calls = []
     for call in lower(pattern, q, kv):
-        if call.mask.kind is MaskKind.BAND:
+        if call.mask.kind in (MaskKind.BAND, MaskKind.PACKED):
             return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
         shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
         calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
@@ -62,7 +61,7 @@ def calls_on(fitted: Calibration | None) -> Calls:
 def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     """List a tile's kernel calls as the harness's interpreter makes them on a CPU.
 
-    A call with a mask tensor takes as long as one without.
+    A pair in a call with a mask tensor takes as long as in one without, also if it is hidden.
     """
     q = tuple(plan.q_chunks[c] for c in tile.q)
     kv = tuple(plan.kv_chunks[c] for c in tile.kv)
@@ -73,7 +72,7 @@ def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
             call.cols[1] - call.cols[0],
             heads,
             call.mask.kind is MaskKind.CAUSAL,
-            1.0,
+            min(1.0, cells(call.mask) / (len(call.mask.q) * len(call.mask.k))),
         )
         for call in lower(plan.problem.pattern, q, kv)
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.base.cache import cache_folder, keep, kept_by_this_code
 from harness.base.environment import environment
 from harness.base.json_fields import JsonObject, json_text, parsed
+from harness.base.time_limit import OverTime, time_limit
 from harness.base.workers import spread
 from harness.cluster.calibration import Calibration
 from harness.cluster.machine import Cluster, Runtime
@@ -37,7 +38,9 @@ Structures = dict[object, Structure]
 """What was planned so far, by what decides it."""
 
 
-def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[CellRecord, None, None]:
+def simulate_cells(
+    configs: Sequence[Config], *, jobs: int, timeout_s: float | None = None
+) -> Generator[CellRecord, None, None]:
     """Simulate cells; what goes wrong in one becomes its record.
 
     Cells that differ only in what a plan does not depend on are one piece of work: see `structure`.
@@ -45,6 +48,7 @@ def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[CellRec
     Args:
         configs: Cells with a cluster.
         jobs: Processes side by side; 1 stays in this one.
+        timeout_s: Seconds of a cell, planning included; None = no limit.
 
     Yields:
         Records as they are done, not in the cells' order.
@@ -53,7 +57,7 @@ def simulate_cells(configs: Sequence[Config], *, jobs: int) -> Generator[CellRec
     groups: dict[Config, list[Config]] = {}
     for config in configs:
         groups.setdefault(_alike(config), []).append(config)
-    work = partial(_simulate_group, context=context)
+    work = partial(_simulate_group, context=context, timeout_s=timeout_s)
     if jobs == 1 or len(groups) <= 1:
         for group in groups.values():
             yield from work(group)
@@ -77,9 +81,23 @@ def _lost(group: Sequence[Config], context: JsonObject) -> list[CellRecord]:
     return [ended(config, Status.ERROR, context, reason=reason) for config in group]
 
 
-def _simulate_group(group: Sequence[Config], context: JsonObject) -> list[CellRecord]:
+def _simulate_group(
+    group: Sequence[Config], context: JsonObject, timeout_s: float | None
+) -> list[CellRecord]:
     known: Structures = {}
-    return [simulate_cell(config, context, known) for config in group]
+    return [_in_time(config, context, known, timeout_s) for config in group]
+
+
+def _in_time(
+    config: Config, context: JsonObject, known: Structures, timeout_s: float | None
+) -> CellRecord:
+    """Simulate one cell, or record that its time is over."""
+    try:
+        with time_limit(timeout_s):
+            return simulate_cell(config, context, known)
+    except OverTime:
+        reason = f"not done after {timeout_s:g} s; give it more with --timeout"
+        return ended(config, Status.TIMEOUT, context, reason=reason)
 
 
 def simulate_cell(

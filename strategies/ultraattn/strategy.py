@@ -19,9 +19,10 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+from harness.base.remembered import remembered
 from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.reader import from_json
@@ -141,7 +142,7 @@ def _mode(options: Search) -> Mode:
     )
 
 
-@lru_cache(maxsize=16)  # so that both directions are of one search even where nothing can be kept
+@remembered  # so that both directions are of one search even where nothing can be kept
 def _both(
     problem: Problem, mode: Mode, context: Context, candidates: bool
 ) -> Mapping[Direction, Planned]:

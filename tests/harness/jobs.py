@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from harness.base.time_limit import OverTime, time_limit
 from harness.ranks.team import Member
 
 
@@ -148,3 +149,14 @@ def spoil_pipe(member: Member, rank: int) -> None:
                 if stat.S_ISSOCK(os.fstat(number).st_mode):
                     os.write(number, b"\xff" * 64)
         time.sleep(600)
+
+
+def endless_if_odd(number: int) -> int:
+    """Return its number, or minus it where the work never ends and has a limit of time."""
+    try:
+        with time_limit(0.2):
+            while number % 2:
+                time.sleep(0.01)
+    except OverTime:
+        return -number
+    return number

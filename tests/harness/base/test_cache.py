@@ -104,3 +104,40 @@ def test_the_two_newest_states_of_the_code_are_kept(
     keep(tmp_path, "answer", b"now")
     assert kept_by_this_code(tmp_path, "answer", bytes) == b"now"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "now"]
+
+
+def test_what_is_kept_stays_below_the_limit_and_what_was_used_last_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("CPBENCH_CACHE_MIB", "1")
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    others = folder / "notes.json", folder / "like ours.json"
+    others[0].write_bytes(bytes(2**21))
+    others[1].write_bytes(b"f" * 64 + b"\n of someone else")
+    for other in others:
+        os.utime(other, (1, 1))
+    for number in range(1, 13):
+        path = folder / f"{number:x}0.json"
+        write_kept(path, bytes(100 * 1024))
+        os.utime(path, (1000 + number, 1000 + number))
+    assert read_kept(folder / "10.json", len) == 100 * 1024  # used now
+    write_kept(folder / "0f.json", bytes(100 * 1024))
+    left = {path.name for path in folder.iterdir()}
+    theirs = {other.name for other in others}
+    ours = left - theirs
+
+    assert theirs <= left
+    assert {"10.json", "0f.json"} <= left
+    assert "20.json" not in left
+    assert sum((folder / name).stat().st_size for name in ours) <= 2**20
+
+
+def test_nothing_is_removed_elsewhere_than_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CPBENCH_CACHE_MIB", "0")
+    write_kept(tmp_path / "00.json", b"3")
+    assert read_kept(tmp_path / "00.json", json.loads) == 3

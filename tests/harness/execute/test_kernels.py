@@ -28,6 +28,9 @@ from harness.execute.kernels import (
 )
 from harness.oracle.dense import reference
 from harness.oracle.tolerance import Verdict, calibrate, judge
+from harness.plan.row_blocks import batches, parts
+from patterns import Band
+from patterns.areas import BandArrays
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LOW = (torch.bfloat16, torch.float16)
@@ -69,6 +72,22 @@ def mask_of(kind: MaskKind, rows: int, cols: int) -> tuple[Mask, Tensor]:
             return Mask(kind, q, k), torch.ones_like(distance, dtype=torch.bool).tril()
         case MaskKind.BAND:
             return Mask(kind, q, k, lo=2, hi=11), (distance >= 2) & (distance <= 11)
+        case MaskKind.PACKED:
+            return packed(q, k)
+
+
+def packed(q: range, k: range) -> tuple[Mask, Tensor]:
+    """Documents of several lengths, some seen up to the diagonal, with gaps between them."""
+    allowed = torch.zeros(len(q), len(k), dtype=torch.bool)
+    bands, at, key = [], 0, 4
+    q_at, k_at = torch.tensor(q)[:, None], torch.tensor(k)[None, :]
+    for rows, cols, causal in ((5, 9, False), (1, 2, False), (13, 40, True), (30, 21, True)) * 3:
+        band = Band(q0=at, q1=at + rows, k0=key, k1=key + cols, lo=at - key if causal else None)
+        bands.append(band)
+        inside = (q_at >= band.q0) & (q_at < band.q1) & (k_at >= band.k0) & (k_at < band.k1)
+        allowed |= inside & (q_at - k_at >= at - key) if causal else inside
+        at, key = at + rows + 2, key + cols + 1
+    return Mask(MaskKind.PACKED, q, k, bands=BandArrays.of(bands)), allowed
 
 
 def full(rows: int, cols: int) -> Mask:
@@ -112,6 +131,29 @@ def test_forward_and_both_backwards_equal_the_oracle(
 
         assert not complain(judge(result, tolerance))
         assert all(g.dtype == dtype for g in grads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [MaskKind.BAND, MaskKind.PACKED])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_masks_of_positions_are_right_in_many_small_blocks(
+    shape: tuple[int, int, int, int, int, int, int],
+    kind: MaskKind,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("SHORT_ROWS", 2), ("LONG_ROWS", 4), ("LONG", 9), ("STEP", 2)):
+        monkeypatch.setattr(f"harness.plan.row_blocks._{name}", value)
+    monkeypatch.setattr("harness.plan.row_blocks._MOST_KEYS", 40)
+    q, k, v, dout = tensors(shape, dtype)
+    mask, allowed = mask_of(kind, shape[3], shape[4])
+    tolerance = calibrate(q, k, v, allowed, scale=0.2, dout=dout)
+    out, lse = attend(q, k, v, mask, 0.2)
+    grads = attend_backward(dout, q, k, v, out, lse, mask, 0.2)
+    result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+    assert any(batch.common is not None for batch in batches(mask))
+    assert not complain(judge(result, tolerance, merges=parts(mask)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -538,10 +580,12 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         attend(q.to("meta"), k.to("meta"), v.to("meta"), mask, 1.0)
 
 
-def test_a_band_too_large_for_a_mask_tensor_is_refused() -> None:
-    x = torch.zeros(1, 1, 4097, 1)
-    with pytest.raises(ValueError, match="split the tile"):
-        attend(x, x, x, Mask(MaskKind.BAND, range(4097), range(4097), lo=0), 1.0)
+def test_packed_takes_bands_and_nothing_else_does() -> None:
+    bands = BandArrays.of([Band(q0=0, q1=3, k0=0, k1=3)])
+    with pytest.raises(ValueError, match="got none"):
+        Mask(MaskKind.PACKED, range(3), range(3))
+    with pytest.raises(ValueError, match="got 1"):
+        Mask(MaskKind.FULL, range(3), range(3), bands=bands)
 
 
 def test_bounds_without_a_band_are_refused() -> None:
@@ -571,9 +615,9 @@ def test_capabilities_name_every_kernel() -> None:
 
 def bias_of(kind: MaskKind, rows: int, cols: int, dtype: torch.dtype) -> Tensor | None:
     mask, allowed = mask_of(kind, rows, cols)
-    if mask.kind is not MaskKind.BAND:
+    if mask.kind not in (MaskKind.BAND, MaskKind.PACKED):
         return None
-    return torch.zeros(rows, cols, dtype=dtype).masked_fill(~allowed, -math.inf)
+    return torch.zeros(1, 1, rows, cols, dtype=dtype).masked_fill(~allowed, -math.inf)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

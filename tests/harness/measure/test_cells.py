@@ -20,8 +20,9 @@ from harness.measure import cell as measured_cell
 from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
-from harness.plan.plan import to_json
+from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Dtype
+from harness.plan.residency import Program
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Failure, WorkerError
 from harness.records.cell import Status, from_json
@@ -215,6 +216,26 @@ def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
         "internal error, ZeroDivisionError: no bandwidth",
     )
     assert "in fail" in found.traceback
+
+
+def test_simulated_cells_that_never_end_are_timeouts_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = replace(CELL, transport=Where.SIMULATED, cluster="h100-1x8")
+    proved = simulate_cells.verify
+
+    def endless(plan: Plan) -> Program:
+        while plan.strategy == "zigzag":
+            time.sleep(0.01)
+        return proved(plan)
+
+    monkeypatch.setattr(simulate_cells, "verify", endless)
+    cells = [replace(cell, strategy="zigzag"), cell, replace(cell, strategy="zigzag", batch=3)]
+    records = simulate_cells.simulate_cells(cells, jobs=1, timeout_s=1.0)
+    ends = {record.config_hash: record for record in records}
+
+    assert [ends[each.hash].status for each in cells] == ["timeout", "ok", "timeout"]
+    assert "not done after 1 s" in ends[cells[0].hash].reason
 
 
 def test_more_ranks_than_the_cluster_has_are_illegal_with_the_reason() -> None:

@@ -1,5 +1,6 @@
 """Kernel calls of a tile: every unmasked pair once and no other, in few calls."""
 
+import time
 from unittest.mock import patch
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.plan.kernel_calls import MASK_EDGE, Call, lower
+from harness.plan.kernel_calls import Call, _lower, lower
 from harness.plan.masks import MaskKind
+from harness.plan.packing import MOST_ALONE
 from harness.plan.sharding import contiguous, stripe, zigzag
-from patterns import Pattern, make_pattern
-from tests.patterns.generators import any_patterns, chunks, dense, submask
+from patterns import Band, Pattern, make_pattern
+from tests.patterns.generators import any_patterns, chunks, dense, submask, times_covered
 
 
 @st.composite
@@ -43,6 +45,10 @@ def met(call: Call) -> np.ndarray:
         return np.ones((rows, cols), dtype=bool)
     if mask.kind is MaskKind.CAUSAL:
         return j <= i
+    if mask.bands is not None:
+        rows = zip(*(column.tolist() for column in mask.bands.columns), strict=True)
+        bands = [Band(q0=a, q1=b, k0=c, k1=d, lo=lo, hi=hi) for a, b, c, d, lo, hi in rows]
+        return times_covered(bands, mask.q, mask.k) > 0
     distance = np.array(mask.q)[i] - np.array(mask.k)[j]
     allowed = np.ones((rows, cols), dtype=bool)
     if mask.lo is not None:
@@ -60,7 +66,8 @@ def check(
     count = np.zeros((len(q_at), len(k_at)), dtype=int)
     for call in calls:
         seen = met(call)
-        assert seen.any(axis=1).all(), call
+        assert seen.any()
+        assert seen.any(axis=1).all() or call.mask.kind in (MaskKind.BAND, MaskKind.PACKED)
         count[call.rows[0] : call.rows[1], call.cols[0] : call.cols[1]] += seen
     expected = np.zeros_like(count)
     if q_at and k_at:
@@ -76,27 +83,24 @@ def test_calls_cover_every_unmasked_pair_once_and_no_other(
     check(*tile, lower(*tile))
 
 
-@given(tiles(), st.integers(1, 7))
-def test_calls_cover_alike_where_masks_are_cut_small(
-    tile: tuple[Pattern, tuple[range, ...], tuple[range, ...]], edge: int
+@given(tiles(), st.integers(0, 3), st.integers(0, 3))
+def test_calls_cover_alike_whatever_is_packed(
+    tile: tuple[Pattern, tuple[range, ...], tuple[range, ...]], small: int, alone: int
 ) -> None:
-    with patch("harness.plan.kernel_calls.MASK_EDGE", edge):
-        calls = lower.__wrapped__(*tile)
+    with (
+        patch("harness.plan.packing.SMALL", small),
+        patch("harness.plan.packing.MOST_ALONE", alone),
+    ):
+        calls = _lower(*tile)
     check(*tile, calls)
-    for call in calls:
-        if call.mask.kind is MaskKind.BAND:
-            assert max(call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]) <= edge
 
 
-@pytest.mark.parametrize("edge", [1, 3, 5, 256])
 @pytest.mark.parametrize("text", ["causal", "window:left=9", "window:left=3,right=8"])
 @pytest.mark.parametrize("steps", [(1, 1), (2, 3), (3, 2), (1, 5)])
-def test_steps_that_differ_are_cut_right(text: str, steps: tuple[int, int], edge: int) -> None:
+def test_steps_that_differ_are_lowered_right(text: str, steps: tuple[int, int]) -> None:
     pattern = make_pattern(text, 61)
     q, k = (range(2, 61, step) for step in steps)
-    with patch("harness.plan.kernel_calls.MASK_EDGE", edge):
-        calls = lower.__wrapped__(pattern, (q,), (k,))
-    check(pattern, (q,), (k,), calls)
+    check(pattern, (q,), (k,), lower(pattern, (q,), (k,)))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
@@ -137,20 +141,40 @@ def test_a_zigzag_pair_is_one_call_everywhere() -> None:
     assert counts == [[1, 1, 1], [1, 1, 1], [1, 1, 1]]
 
 
-def test_a_window_over_a_million_tokens_takes_calls_in_proportion_to_its_length() -> None:
-    seqlen = 1_000_000
-    pattern = make_pattern("window:left=4096", seqlen)
-    calls = lower(pattern, (range(seqlen),), (range(seqlen),))
-    masks = [call for call in calls if call.mask.kind is MaskKind.BAND]
+@pytest.mark.parametrize("left", [0, 300, 4096])
+def test_a_window_takes_one_call_whatever_its_length(left: int) -> None:
+    seqlen = 4_000_003
+    pattern = make_pattern(f"window:left={left}", seqlen)
+    (call,) = lower(pattern, (range(seqlen),), (range(seqlen),))
 
-    assert len(masks) <= 2 * (seqlen // MASK_EDGE + 1)
-    assert len(calls) <= 6 * (seqlen // MASK_EDGE + 1)
-    area = sum(
-        (call.rows[1] - call.rows[0]) * (call.cols[1] - call.cols[0])
-        for call in calls
-        if call.mask.kind is MaskKind.FULL
-    )
-    assert area <= pattern.total_area
+    assert (call.rows, call.cols) == ((0, seqlen), (0, seqlen))
+    assert (call.mask.kind, call.mask.lo, call.mask.hi) == (MaskKind.BAND, 0, left)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("count", [10, 700, 5000])
+def test_calls_of_documents_are_bounded_however_many_there_are(count: int, mask: str) -> None:
+    lengths = np.random.default_rng(count).integers(1, 200, size=count).tolist()
+    seqlen = sum(lengths)
+    pattern = make_pattern(f"documents:lengths={'+'.join(map(str, lengths))},mask={mask}", seqlen)
+    for run in (range(seqlen), range(3, seqlen, 7)):
+        calls = lower(pattern, (run,), (run,))
+
+        # Between two of those that are alone there is one pack, and a band alone may be a
+        # rectangle and a triangle.
+        assert len(calls) <= 2 * (2 * MOST_ALONE + 1)
+
+
+def test_stairs_of_many_triangles_take_time_in_proportion() -> None:
+    seqlen = 40_000
+    pattern = make_pattern("causal", seqlen)
+    tile = tuple(range(start, start + 5) for start in range(0, seqlen, 10))
+    begin = time.process_time()
+    calls = lower(pattern, tile[:300], tile[:300])
+    seconds = time.process_time() - begin
+
+    assert len(calls) == 1
+    assert seconds < 5
 
 
 def test_an_empty_tile_has_no_calls() -> None:
