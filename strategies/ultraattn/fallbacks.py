@@ -8,8 +8,9 @@ from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import Tensor
-from strategies.ultraattn.planner import NAME, Planned
-from strategies.ultraattn.selection import fair, fastest
+from strategies.ultraattn.finish import Plans, ReportedPlan
+from strategies.ultraattn.planning import NAME
+from strategies.ultraattn.selection import best_fair, fastest
 
 FALLBACKS = ("ring", "zigzag", "stripe", "ulysses", "usp", "allgather", "owner", "grid")
 """Strategies whose plans stand beside the planner's own, with `candidates`."""
@@ -18,14 +19,14 @@ RINGS = ("ring", "zigzag", "stripe")
 
 def or_others(
     problem: Problem,
-    own: Mapping[Direction, Planned],
+    own: Plans,
     others: Callable[[str, Problem, Direction], Plan],
     seconds: Callable[[Plan], float],
-) -> dict[Direction, Planned]:
+) -> Plans:
     """Return the fastest pair of plans, own or others', that is fair to both directions.
 
     Both directions share the places of tokens, so not every forward plan goes with every backward
-    plan; see `fit`. No direction may be slower than the fastest ring's; see `fair`.
+    plan; see `fit`. No direction may be slower than the fastest ring's; see `selection.fair`.
 
     Args:
         problem: What is computed.
@@ -34,34 +35,50 @@ def or_others(
         seconds: Simulated seconds of a plan.
     """
     plans = {NAME: {direction: each.plan for direction, each in own.items()}}
-    for name in FALLBACKS:
-        try:
-            plans[name] = {direction: others(name, problem, direction) for direction in Direction}
-        except UnsupportedError:
-            continue
+    plans |= _plans_of_others(problem, others)
     times = {
         direction: {name: seconds(both[direction]) for name, both in plans.items()}
         for direction in Direction
     }
-    pairs = [
-        (forward, backward)
-        for forward, backward in product(plans, plans)
-        if fit(plans[forward][Direction.FORWARD], plans[backward][Direction.BACKWARD])
-    ]
-    taken = [{d: times[d][name] for d, name in zip(Direction, p, strict=True)} for p in pairs]
-    rings = [taken[pairs.index((name, name))] for name in RINGS if name in plans]
-    allowed = fair(taken, fastest(rings or taken))
-    best = pairs[min(allowed, key=lambda index: sum(taken[index].values()))]
-    found = {}
-    for direction, name in zip(Direction, best, strict=True):
+    chosen = _chosen(plans, times)
+    found: dict[Direction, ReportedPlan] = {}
+    for direction, name in chosen.items():
         said = {"candidates_s": times[direction], "fallback": None if name == NAME else name}
         if name == NAME:
             mine = own[direction]
             found[direction] = replace(mine, report={**mine.report, **said})
         else:
             report = {**said, "makespan_s": times[direction][name]}
-            found[direction] = Planned(plan=plans[name][direction], report=report)
+            found[direction] = ReportedPlan(plan=plans[name][direction], report=report)
     return found
+
+
+def _plans_of_others(
+    problem: Problem, others: Callable[[str, Problem, Direction], Plan]
+) -> dict[str, dict[Direction, Plan]]:
+    """Return the plans of the strategies that can do the problem."""
+    plans = {}
+    for name in FALLBACKS:
+        try:
+            plans[name] = {direction: others(name, problem, direction) for direction in Direction}
+        except UnsupportedError:
+            continue
+    return plans
+
+
+def _chosen(
+    plans: Mapping[str, Mapping[Direction, Plan]],
+    times: Mapping[Direction, Mapping[str, float]],
+) -> dict[Direction, str]:
+    """Return whose plan is taken in each direction."""
+    pairs = [
+        dict(zip(Direction, names, strict=True))
+        for names in product(plans, repeat=2)
+        if fit(plans[names[0]][Direction.FORWARD], plans[names[1]][Direction.BACKWARD])
+    ]
+    taken = [{d: times[d][name] for d, name in pair.items()} for pair in pairs]
+    rings = [taken[pairs.index(dict.fromkeys(Direction, n))] for n in RINGS if n in plans]
+    return pairs[best_fair(taken, fastest(rings or taken))]
 
 
 def fit(forward: Plan, backward: Plan) -> bool:

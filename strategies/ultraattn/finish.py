@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.cluster.machine import Cluster
 from harness.plan.plan import Plan
+from harness.plan.problem import Direction
 from harness.planning.levels import Level
 from harness.schedule.fuse import fused_at_once
 from harness.schedule.kernel_tiling import tile_kernels
@@ -17,40 +18,63 @@ _LITTLE = 0.25  # of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A plan on its way.
+class ReportedPlan:
+    """A plan and what each level came to.
+
+    Attributes:
+        plan: The plan.
+        report: Per level, figures for people and for JSON.
+    """
+
+    plan: Plan
+    report: Mapping[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        """What the plan takes by its timeline."""
+        seconds: float = self.report["makespan_s"]
+        return seconds
+
+
+Plans = Mapping[Direction, ReportedPlan]
+"""Plans of both directions over one layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan between two levels.
 
     Attributes:
         plan: The plan.
         seconds: What it takes.
-        said: What each level came to.
+        report: What the levels so far came to.
     """
 
     plan: Plan
     seconds: float
-    said: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
-    def then(self, level: Level, plan: Plan, said: Mapping[str, Any]) -> "Made":
+    def then(self, level: Level, plan: Plan, said: Mapping[str, Any]) -> "Draft":
         """Return what a level makes of it."""
-        return Made(plan=plan, seconds=said["makespan_s"], said={**self.said, level: said})
+        return Draft(plan=plan, seconds=said["makespan_s"], report={**self.report, level: said})
 
 
-def shortest(made: Made, cluster: Cluster, levels: Container[Level], seconds: float) -> Made:
+def shortest(draft: Draft, cluster: Cluster, levels: Container[Level], seconds: float) -> Draft:
     """Schedule, fuse what shortens the schedule, and schedule that.
 
     Fused in the order of a list, tiles wait together that a schedule would set apart. Small plans,
     which are fused in little time, try the list too, for half as long at least.
 
     Args:
-        made: What to finish.
+        draft: What to finish.
         cluster: Where it runs.
         levels: KERNEL and SCHEDULE are done if they are here.
         seconds: CPU seconds; the first lists and fusing may take longer.
     """
     if Level.SCHEDULE not in levels:
-        return _fused(made, cluster) if Level.KERNEL in levels else made
+        return _fused(draft, cluster) if Level.KERNEL in levels else draft
     end = time.process_time() + seconds
-    found = _scheduled(made, cluster, seconds)
+    found = _scheduled(draft, cluster, seconds)
     if Level.KERNEL not in levels:
         return found
     begin = time.process_time()
@@ -60,23 +84,23 @@ def shortest(made: Made, cluster: Cluster, levels: Container[Level], seconds: fl
     if not small:
         return found
     left_s = max(end - time.process_time(), seconds / 2)
-    other = _scheduled(_fused(_listed(made, cluster), cluster), cluster, left_s)
+    other = _scheduled(_fused(_listed(draft, cluster), cluster), cluster, left_s)
     return min(found, other, key=lambda one: one.seconds)
 
 
-def as_published(made: Made, cluster: Cluster, levels: Container[Level], seconds: float) -> Made:
+def as_published(draft: Draft, cluster: Cluster, levels: Container[Level], seconds: float) -> Draft:
     """Fuse at once and schedule, or order breadth first, as the public code does."""
     if Level.SCHEDULE in levels:
-        made = _listed(made, cluster)
+        draft = _listed(draft, cluster)
     if Level.KERNEL in levels:
-        plan = fused_at_once(made.plan)
-        kept = len(made.plan.tasks) - len(plan.tasks)
+        plan = fused_at_once(draft.plan)
+        kept = len(draft.plan.tasks) - len(plan.tasks)
         said = {"kept": kept, "makespan_s": seconds_of(cluster, plan)}
-        made = made.then(Level.KERNEL, plan, said)
+        draft = draft.then(Level.KERNEL, plan, said)
     if Level.SCHEDULE in levels:
-        return _scheduled(made, cluster, seconds)
-    first = schedule_streams(made.plan, cluster, method=Method.BREADTH_FIRST)
-    return replace(made, plan=first.scheduled.plan, seconds=first.makespan_s)
+        return _scheduled(draft, cluster, seconds)
+    first = schedule_streams(draft.plan, cluster, method=Method.BREADTH_FIRST)
+    return replace(draft, plan=first.scheduled.plan, seconds=first.makespan_s)
 
 
 def seconds_of(cluster: Cluster, plan: Plan) -> float:
@@ -84,20 +108,20 @@ def seconds_of(cluster: Cluster, plan: Plan) -> float:
     return Timeline(graph_of(plan, cluster)).makespan
 
 
-def _listed(made: Made, cluster: Cluster) -> Made:
-    listed = schedule_streams(made.plan, cluster, method=Method.CRITICAL_PATH)
-    return replace(made, plan=listed.scheduled.plan, seconds=listed.makespan_s)
+def _listed(draft: Draft, cluster: Cluster) -> Draft:
+    listed = schedule_streams(draft.plan, cluster, method=Method.CRITICAL_PATH)
+    return replace(draft, plan=listed.scheduled.plan, seconds=listed.makespan_s)
 
 
-def _fused(made: Made, cluster: Cluster) -> Made:
-    found = tile_kernels(made.plan, cluster)
+def _fused(draft: Draft, cluster: Cluster) -> Draft:
+    found = tile_kernels(draft.plan, cluster)
     said = {"kept": len(found.kept), "makespan_s": found.after_s}
-    return made.then(Level.KERNEL, found.plan, said)
+    return draft.then(Level.KERNEL, found.plan, said)
 
 
-def _scheduled(made: Made, cluster: Cluster, seconds: float) -> Made:
-    found = schedule_streams(made.plan, cluster, time_limit_s=seconds)
-    before_s = made.said.get(Level.SCHEDULE, {}).get("seconds", 0.0)
+def _scheduled(draft: Draft, cluster: Cluster, seconds: float) -> Draft:
+    found = schedule_streams(draft.plan, cluster, time_limit_s=seconds)
+    before_s = draft.report.get(Level.SCHEDULE, {}).get("seconds", 0.0)
     said = {
         "makespan_s": found.makespan_s,
         "bound_s": found.bound_s,
@@ -106,4 +130,4 @@ def _scheduled(made: Made, cluster: Cluster, seconds: float) -> Made:
         "source": found.source,
         "seconds": before_s + found.seconds,
     }
-    return made.then(Level.SCHEDULE, found.scheduled.plan, said)
+    return draft.then(Level.SCHEDULE, found.scheduled.plan, said)

@@ -117,7 +117,7 @@ def parts(pattern: Pattern, nodes: int, gpus: int) -> int:
     """Return into how many parts the sequence is cut.
 
     A multiple of the ranks; of the pattern's own blocks too, where that is not too fine; and of
-    those the first whose load can be even enough (see `grid.degree`).
+    those the first whose load can be even enough (see `blocks.degree`).
     """
     ranks = nodes * gpus
     step = lcm(ranks, grain(pattern))
@@ -128,7 +128,7 @@ def parts(pattern: Pattern, nodes: int, gpus: int) -> int:
 
 
 def uneven(pattern: Pattern, size: int, ranks: int) -> float:
-    """Return r(P) of a pattern cut into `size` parts (see `grid.imbalance`)."""
+    """Return r(P) of a pattern cut into `size` parts (see `blocks.imbalance`)."""
     chunks = [split(length, size) for length in (pattern.seqlen_q, pattern.seqlen_kv)]
     return imbalance(grid_of(pattern, *chunks), ranks)
 

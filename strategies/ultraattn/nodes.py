@@ -11,6 +11,7 @@ Source: UltraAttn (SC'25), section 4.2: nodes as integrated devices, groupwise P
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
@@ -77,6 +78,40 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is tiled, how chunks and blocks are weighed, and how loads are capped.
+
+    Attributes:
+        levels: NODE and DEVICE are tiled if they are here; else rows are computed by their owners.
+        cost: What a block weighs, a simulator's answer; by default its work.
+        shipped: See `instance.weights_of`; weights are rounded.
+        slack: Work beyond the caps.
+        fix_diagonal: As the authors' code: see `blocks.instance_of`.
+    """
+
+    levels: Container[Level] = frozenset(Level)
+    cost: BlockCost | None = None
+    shipped: bool = False
+    slack: Slack = NO_SLACK
+    fix_diagonal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to search.
+
+    Attributes:
+        seconds: CPU seconds per distinct block, and for the nodes.
+        prove: Go for proofs.
+        cache: Where answers are kept.
+    """
+
+    seconds: float = DEFAULT_S
+    prove: bool = False
+    cache: Cache | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TwoLevels:
     """A plan of both levels.
 
@@ -101,20 +136,32 @@ class TwoLevels:
     block_full: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """The coarse blocks, each distinct one tiled.
+
+    Attributes:
+        grid: Their work.
+        kind: See `TwoLevels`; an index in the other fields.
+        solved: Each distinct block's problem and answer.
+        full: Work of each distinct block, were it whole.
+        first: Coarse row and column in which each comes first.
+    """
+
+    grid: Grid
+    kind: tuple[tuple[int | None, ...], ...]
+    solved: tuple[tuple[Instance, Assigned], ...]
+    full: tuple[int, ...]
+    first: tuple[tuple[int, int], ...]
+
+
 def tile_nodes(
     problem: Problem,
     direction: Direction,
     shape: Nodes,
     sides: tuple[Side, Side],
-    *,
-    levels: Container[Level] = frozenset(Level),
-    cost: BlockCost | None = None,
-    shipped: bool = False,
-    seconds: float = DEFAULT_S,
-    prove: bool = False,
-    cache: Cache | None = None,
-    slack: Slack = NO_SLACK,
-    fix_diagonal: bool = False,
+    rules: Rules,
+    effort: Effort,
 ) -> TwoLevels:
     """Tile the nodes, then the GPUs inside each distinct block.
 
@@ -124,68 +171,33 @@ def tile_nodes(
         shape: The cluster.
         sides: Coarse query chunks and key chunks, in the order in which nodes own them, each as
             its pieces, in the order in which GPUs own those; as many in each.
-        levels: NODE and DEVICE are tiled if they are here; else rows are computed by their owners.
-        cost: What a block weighs, a simulator's answer; by default its work.
-        shipped: See `account.weights_of`; weights are rounded.
-        seconds: CPU seconds per distinct block, and for the nodes.
-        prove: Go for proofs.
-        cache: Where answers are kept.
-        slack: Work beyond the caps.
-        fix_diagonal: As the authors' code: see `grid.instance_of`.
+        rules: What is tiled, weighed and capped.
+        effort: How long to search.
     """
     rows, columns = sides
-    weights = rounded(weights_of(problem, direction, len(rows), len(columns), shipped=shipped))
-
-    def solve(instance: Instance, level: Level) -> Assigned:
-        if level not in levels:
-            return _by_row_owner(instance)
-        return assign_cached(instance, cache, seconds=seconds, prove=prove)
-
-    known: dict[Instance, int] = {}
-    solved: list[tuple[Instance, Assigned]] = []
-    fulls: list[int] = []
-    prices: list[float] = []
-    kind: list[list[int | None]] = []
-    work: list[list[int]] = []
-    full = 1
-    for row in rows:
-        kind.append([])
-        work.append([])
-        for column in columns:
-            grid = grid_of(problem.pattern, row, column)
-            full = grid.full
-            work[-1].append(grid.total)
-            if not grid.total:
-                kind[-1].append(None)
-                continue
-            instance = instance_of(
-                grid, shape.gpus, weights, slack=slack.device, fix_diagonal=fix_diagonal
-            )
-            if instance not in known:
-                known[instance] = len(solved)
-                found = solve(instance, Level.DEVICE)
-                solved.append((instance, found))
-                fulls.append(full)
-                prices += [cost(row, column, found)] if cost else []
-            kind[-1].append(known[instance])
-    if cost is not None:
-        grid = _priced(kind, prices)
-    else:
-        grid = Grid(work=tuple(map(tuple, work)), full=full)
-    weights, inside = _links(weights, kind, solved, shape, len(rows[0]))
-    node_instance = instance_of(
-        grid, shape.nodes, weights, slack=slack.node, fix_diagonal=fix_diagonal, inside=inside
+    exact = weights_of(problem, direction, len(rows), len(columns), shipped=rules.shipped)
+    weights = rounded(exact)
+    blocks = _tile_devices(problem, shape, sides, weights, rules, effort)
+    grid = blocks.grid if rules.cost is None else _priced(blocks, sides, rules.cost)
+    weights, inside = _links(weights, blocks, shape, len(rows[0]))
+    instance = instance_of(
+        grid,
+        shape.nodes,
+        weights,
+        slack=rules.slack.node,
+        fix_diagonal=rules.fix_diagonal,
+        inside=inside,
     )
-    nodes = solve(node_instance, Level.NODE)
+    nodes = _solved(instance, Level.NODE, rules, effort)
     return TwoLevels(
-        allocation=_flat(nodes, kind, solved, shape, (rows, columns)),
-        instance=node_instance,
+        allocation=_flat(nodes, blocks, shape, sides),
+        instance=instance,
         nodes=nodes,
-        blocks=tuple(solved),
-        kind=tuple(map(tuple, kind)),
-        shipped=shipped,
+        blocks=blocks.solved,
+        kind=blocks.kind,
+        shipped=rules.shipped,
         node_full=grid.full,
-        block_full=tuple(fulls),
+        block_full=blocks.full,
     )
 
 
@@ -197,6 +209,48 @@ def cut(chunks: Sequence[Chunk], pieces: int) -> tuple[tuple[range, ...], ...]:
         )
         for chunk in chunks
     )
+
+
+def _tile_devices(
+    problem: Problem,
+    shape: Nodes,
+    sides: tuple[Side, Side],
+    weights: Weights,
+    rules: Rules,
+    effort: Effort,
+) -> _Blocks:
+    """Tile the GPUs inside each distinct block."""
+    rows, columns = sides
+    grids = [[grid_of(problem.pattern, row, column) for column in columns] for row in rows]
+    first: dict[Instance, tuple[int, int]] = {}
+    instances = [[_block_instance(grid, shape, weights, rules) for grid in row] for row in grids]
+    for i, j in product(range(len(rows)), range(len(columns))):
+        instance = instances[i][j]
+        if instance is not None:
+            first.setdefault(instance, (i, j))
+    number = {instance: index for index, instance in enumerate(first)}
+    return _Blocks(
+        grid=Grid(
+            work=tuple(tuple(g.total for g in row) for row in grids), full=grids[-1][-1].full
+        ),
+        kind=tuple(tuple(None if x is None else number[x] for x in row) for row in instances),
+        solved=tuple((each, _solved(each, Level.DEVICE, rules, effort)) for each in first),
+        full=tuple(grids[i][j].full for i, j in first.values()),
+        first=tuple(first.values()),
+    )
+
+
+def _block_instance(grid: Grid, shape: Nodes, weights: Weights, rules: Rules) -> Instance | None:
+    if not grid.total:
+        return None
+    slack, fixed = rules.slack.device, rules.fix_diagonal
+    return instance_of(grid, shape.gpus, weights, slack=slack, fix_diagonal=fixed)
+
+
+def _solved(instance: Instance, level: Level, rules: Rules, effort: Effort) -> Assigned:
+    if level not in rules.levels:
+        return _by_row_owner(instance)
+    return assign_cached(instance, effort.cache, seconds=effort.seconds, prove=effort.prove)
 
 
 def _by_row_owner(instance: Instance) -> Assigned:
@@ -215,21 +269,18 @@ def _by_row_owner(instance: Instance) -> Assigned:
     )
 
 
-def _priced(kind: Sequence[Sequence[int | None]], seconds: Sequence[float]) -> Grid:
+def _priced(blocks: _Blocks, sides: tuple[Side, Side], cost: BlockCost) -> Grid:
     """Return the work of blocks from their seconds."""
+    rows, columns = sides
+    solved = zip(blocks.first, blocks.solved, strict=True)
+    seconds = [cost(rows[i], columns[j], found) for (i, j), (_, found) in solved]
     dearest = max(seconds, default=0.0) or 1.0
     units = [max(1, round(_RESOLUTION * each / dearest)) for each in seconds]
-    work = tuple(tuple(0 if k is None else units[k] for k in row) for row in kind)
+    work = tuple(tuple(0 if k is None else units[k] for k in row) for row in blocks.kind)
     return Grid(work=work, full=_RESOLUTION)
 
 
-def _links(
-    weights: Weights,
-    kind: Sequence[Sequence[int | None]],
-    solved: Sequence[tuple[Instance, Assigned]],
-    shape: Nodes,
-    pieces: int,
-) -> tuple[Weights, Matrix]:
+def _links(weights: Weights, blocks: _Blocks, shape: Nodes, pieces: int) -> tuple[Weights, Matrix]:
     """Return the node level's prices and what each block moves inside its node, in equal units.
 
     A chunk between nodes is one G-th of it per NIC; a unit inside a node is one piece on a faster
@@ -248,29 +299,24 @@ def _links(
         column_out=weights.column_out * scale,
         unit=weights.unit * scale,
     )
-    moved = [found.value * ratio.numerator for _, found in solved]
-    return prices, tuple(tuple(0 if k is None else moved[k] for k in row) for row in kind)
+    moved = [found.value * ratio.numerator for _, found in blocks.solved]
+    inside = tuple(tuple(0 if k is None else moved[k] for k in row) for row in blocks.kind)
+    return prices, inside
 
 
-def _flat(
-    nodes: Assigned,
-    kind: Sequence[Sequence[int | None]],
-    solved: Sequence[tuple[Instance, Assigned]],
-    shape: Nodes,
-    sides: tuple[Side, Side],
-) -> Allocation:
+def _flat(nodes: Assigned, blocks: _Blocks, shape: Nodes, sides: tuple[Side, Side]) -> Allocation:
     """Return the rank of every pair of pieces."""
     rows, columns = sides
     pieces = len(rows[0])
     cells: list[list[int | None]] = [
         [None] * (len(columns) * pieces) for _ in range(len(rows) * pieces)
     ]
-    for i, line in enumerate(kind):
+    for i, line in enumerate(blocks.kind):
         for j, block in enumerate(line):
             node = nodes.cells[i][j]
             if block is None or node is None:
                 continue
-            for a, row in enumerate(solved[block][1].cells):
+            for a, row in enumerate(blocks.solved[block][1].cells):
                 for b, device in enumerate(row):
                     if device is not None:
                         cells[i * pieces + a][j * pieces + b] = node * shape.gpus + device

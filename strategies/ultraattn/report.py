@@ -1,7 +1,7 @@
 """What tilings came to, and by which rule: for people and for JSON.
 
-Tilings of one planner are weighed and capped by different rules (see `planner.Mode.published`), so
-that a value without its rule says little.
+Tilings of one planner are weighed and capped by different rules (see `published` of
+`planning.PlanningMode`), so that a value without its rule says little.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def q_bytes(plan: Plan) -> int:
     return sum(piece_bytes(plan, piece) for _, piece in plan.initial if piece.tensor is Tensor.Q)
 
 
-def tilings(tiling: TwoLevels | None, size_bytes: int) -> dict[str, Any]:
+def tilings_report(tiling: TwoLevels | None, size_bytes: int) -> dict[str, Any]:
     """Return what the tilings of nodes and devices came to.
 
     Args:
@@ -65,7 +65,7 @@ def _rule(instance: Instance, full: int, *, shipped: bool, capped: bool) -> Mapp
     """Return what was minimised, and under which cap.
 
     Returns:
-        `counted`, `shipped` or `paper`: see `account.weights_of`. `row_in` ... `column_out`: what
+        `counted`, `shipped` or `paper`: see `instance.weights_of`. `row_in` ... `column_out`: what
         moving a chunk counts, in query chunks. `inside`: what moves inside nodes counts too.
         `diagonal_fixed`: diagonal blocks are at their owners. `slack_blocks`: work that a device
         may have beyond the paper's cap, in whole blocks; None if rows are at their owners, whatever

@@ -14,6 +14,16 @@ Times = Mapping[Direction, float]
 """Seconds by direction."""
 
 
+def total(times: Times) -> float:
+    """Return the seconds of both directions."""
+    return sum(times.values())
+
+
+def no_slower(one: Times, other: Times) -> bool:
+    """Whether one pair takes at most what another takes, in each direction."""
+    return all(one[direction] <= other[direction] for direction in Direction)
+
+
 def fastest(pairs: Sequence[Times]) -> Times:
     """Return the least time of each direction."""
     return {direction: min(times[direction] for times in pairs) for direction in Direction}
@@ -36,6 +46,11 @@ def fair(pairs: Sequence[Times], simple: Times) -> list[int]:
 def is_fair(pair: Times, simple: Times) -> bool:
     """Whether a pair is close to the fastest simple plan in each direction."""
     return _worst(pair, simple) <= CLOSE
+
+
+def best_fair(pairs: Sequence[Times], simple: Times) -> int:
+    """Return which pair takes the least time in all, of those that are `fair`."""
+    return min(fair(pairs, simple), key=lambda index: total(pairs[index]))
 
 
 def _worst(pair: Times, simple: Times) -> float:

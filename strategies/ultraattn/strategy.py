@@ -13,7 +13,7 @@
     2 . 3 .
     4 . . 4
 
-`ultraattn-paper` plans as the public code does (see `Mode.published`).
+`ultraattn-paper` plans as the public code does (see `PlanningMode.published`).
 """
 
 import logging
@@ -30,9 +30,10 @@ from harness.planning.levels import Level, read_levels, spell_levels
 from harness.planning.options import SECONDS, Reader, option
 from harness.planning.strategy import Context, Strategy
 from strategies.ultraattn.fallbacks import or_others
-from strategies.ultraattn.finish import seconds_of
+from strategies.ultraattn.finish import Plans, ReportedPlan, seconds_of
 from strategies.ultraattn.plan_store import Kept, kept, key_of
-from strategies.ultraattn.planner import Mode, Planned, machine_of, plan_both
+from strategies.ultraattn.planner import plan_both
+from strategies.ultraattn.planning import PlanningMode, machine_of
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 
@@ -101,7 +102,7 @@ def report_published(
 
 
 def _said(
-    problem: Problem, direction: Direction, mode: Mode, context: Context, candidates: bool
+    problem: Problem, direction: Direction, mode: PlanningMode, context: Context, candidates: bool
 ) -> Mapping[str, Any]:
     machine = machine_of(problem, context)
     return {
@@ -114,7 +115,7 @@ def _said(
     }
 
 
-def _searched(mode: Mode) -> str:
+def _searched(mode: PlanningMode) -> str:
     """Say what is searched, and about how many of each; nothing if no level that does is on."""
     number = "a few" if mode.published else "some ten"
     levels = {"tilings": {Level.NODE, Level.DEVICE}, "schedules": {Level.SCHEDULE}}
@@ -134,8 +135,8 @@ _USUAL: Mapping[str, Any] = {
 _MADE_FOR = "bfloat16, head_dim 128, batch 1"
 
 
-def _mode(options: Search) -> Mode:
-    return Mode(
+def _mode(options: Search) -> PlanningMode:
+    return PlanningMode(
         levels=read_levels(options.levels),
         seconds=options.seconds,
         prove=options.prove,
@@ -143,9 +144,7 @@ def _mode(options: Search) -> Mode:
 
 
 @remembered  # so that both directions are of one search even where nothing can be kept
-def _both(
-    problem: Problem, mode: Mode, context: Context, candidates: bool
-) -> Mapping[Direction, Planned]:
+def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bool) -> Plans:
     """Return both directions' plans, from what is kept or else made and kept.
 
     Tokens are dealt to ranks before anybody knows the precision, width and batch of a call, and
@@ -180,9 +179,9 @@ def _both(
         candidates=compared,
     )
 
-    def read(both: Kept) -> Mapping[Direction, Planned]:
+    def read(both: Kept) -> Plans:
         return {
-            direction: Planned(plan=from_json(each["plan"], problem), report=each["report"])
+            direction: ReportedPlan(plan=from_json(each["plan"], problem), report=each["report"])
             for direction in Direction
             for each in (both[direction.value],)
         }

@@ -32,7 +32,7 @@ PROOF_S = 60.0
 _FIRST_S = 3.0  # for the first proof
 _NO_ROOM = (
     "assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices with work "
-    "{instance.total}; raise the cap, as `grid.instance_of` does"
+    "{instance.total}; raise the cap, as `blocks.instance_of` does"
 )
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
 _WALKS = 4  # times as long as a try of a proof, which seldom ends where a walk is needed

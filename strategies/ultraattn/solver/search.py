@@ -303,7 +303,7 @@ def starts(instance: Instance) -> list[Assignment]:
 def packed(instance: Instance) -> Assignment:
     """Return an assignment within the cap: fixed blocks, then the largest, each where it fits best.
 
-    It fits whenever `grid.instance_of` made the cap.
+    It fits whenever `blocks.instance_of` made the cap.
     """
     fixed = {(i, j): device for i, j, device in instance.fixed}
     loads = [0] * instance.devices

@@ -7,7 +7,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from strategies import strategy
 from strategies.ultraattn.fallbacks import fit, or_others
-from strategies.ultraattn.planner import Planned
+from strategies.ultraattn.finish import ReportedPlan
 from strategies.ultraattn.selection import fair, is_fair
 from tests.harness.numeric import wrong
 from tests.support import problem
@@ -33,7 +33,7 @@ def taken(times: dict[str, tuple[float, float]], own: str = "owner:placement=zig
         name = "ultraattn" if plan.strategy == own else plan.strategy
         return times.get(name, (9.0, 9.0))[plan.direction is B]
 
-    mine = {d: Planned(plan=planned(own, p, d), report={"levels": 5}) for d in Direction}
+    mine = {d: ReportedPlan(plan=planned(own, p, d), report={"levels": 5}) for d in Direction}
     found = or_others(p, mine, others, seconds)
     for each in found.values():
         name = each.report["fallback"] or "ultraattn"

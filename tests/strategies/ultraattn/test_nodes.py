@@ -8,7 +8,7 @@ import pytest
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import split
 from harness.schedule.scip import Status
-from strategies.ultraattn.nodes import Nodes, TwoLevels, cut, tile_nodes
+from strategies.ultraattn.nodes import Effort, Nodes, Rules, TwoLevels, cut, tile_nodes
 from strategies.ultraattn.remap import modulo
 from strategies.ultraattn.solver.assign import Assigned
 from strategies.ultraattn.solver.instance import account, most
@@ -17,7 +17,8 @@ from tests.support import problem
 
 def tiled(p: Problem, shape: Nodes, size: int, pieces: int = 4, **options: object) -> TwoLevels:
     sides = cut(split(p.seqlen_q, size), pieces), cut(split(p.seqlen_kv, size), pieces)
-    return tile_nodes(p, Direction.FORWARD, shape, sides, seconds=0.5, **options)
+    rules, effort = Rules(**options), Effort(seconds=0.5)
+    return tile_nodes(p, Direction.FORWARD, shape, sides, rules, effort)
 
 
 def test_every_pair_of_positions_has_one_rank_exactly_where_it_is_allowed() -> None:
@@ -42,7 +43,8 @@ def test_equal_blocks_are_planned_once() -> None:
 def test_the_nodes_reach_the_known_optimum_of_causal() -> None:
     p = problem("causal", 8 * 2 * 6, cp=8, heads=(6, 6))
     side = cut(split(p.seqlen_q, 8), 2)
-    plan = tile_nodes(p, Direction.FORWARD, Nodes(nodes=4, gpus=2), (side, side), prove=True)
+    shape, proof = Nodes(nodes=4, gpus=2), Effort(prove=True)
+    plan = tile_nodes(p, Direction.FORWARD, shape, (side, side), Rules(), proof)
     assert (plan.nodes.value, plan.nodes.status) == (8, Status.OPTIMAL)
 
 
@@ -92,7 +94,8 @@ def test_strided_in_original_order_needs_no_traffic_between_nodes_after_its_rema
             Direction.BACKWARD,
             Nodes(nodes=nodes, gpus=8 // nodes),
             (side, side),
-            seconds=0.3,
+            Rules(),
+            Effort(seconds=0.3),
         )
         assert plan.nodes.value == 0
 

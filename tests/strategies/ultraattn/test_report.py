@@ -7,8 +7,8 @@ import pytest
 from harness.plan.problem import Direction, Dtype, Problem
 from patterns import make_pattern
 from strategies.ultraattn.layout import layouts
-from strategies.ultraattn.nodes import Nodes, Slack, TwoLevels, tile_nodes
-from strategies.ultraattn.report import tilings
+from strategies.ultraattn.nodes import Effort, Nodes, Rules, Slack, TwoLevels, tile_nodes
+from strategies.ultraattn.report import tilings_report
 
 TOKENS = 1027
 
@@ -28,10 +28,12 @@ def tiled(cp: int, nodes: int, direction: Direction, *, published: bool) -> TwoL
         direction,
         Nodes(nodes=nodes, gpus=cp // nodes, inside_speed=None if published else 9.0),
         (layout.queries, layout.keys),
-        shipped=not published,
-        seconds=0.02,
-        slack=Slack(device=1, node=2) if published else Slack(),
-        fix_diagonal=published,
+        Rules(
+            shipped=not published,
+            slack=Slack(device=1, node=2) if published else Slack(),
+            fix_diagonal=published,
+        ),
+        Effort(seconds=0.02),
     )
 
 
@@ -42,7 +44,7 @@ def test_counted_by_its_rule_a_tiling_comes_to_its_value(
 ) -> None:
     """A to D of the paper, counted here from who attends which block."""
     found = tiled(5, 1, direction, published=published)
-    (each,) = tilings(found, 10)["device"]
+    (each,) = tilings_report(found, 10)["device"]
     rule, cells = each["rule"], found.allocation.cells
     ranks = range(5)
     q_owner, k_owner = (
@@ -78,7 +80,7 @@ WEIGHTS = ("row_in", "row_out", "column_in", "column_out")
 @pytest.mark.parametrize("published", [True, False])
 def test_loads_keep_the_cap_and_diagonals_are_where_it_says(published: bool) -> None:
     found = tiled(5, 1, Direction.FORWARD, published=published)
-    (each,) = tilings(found, 10)["device"]
+    (each,) = tilings_report(found, 10)["device"]
     instance, cells = found.blocks[0][0], found.allocation.cells
     loads = [0.0] * 5
     for i, row in enumerate(cells):
@@ -96,7 +98,7 @@ def test_loads_keep_the_cap_and_diagonals_are_where_it_says(published: bool) -> 
 @pytest.mark.parametrize("published", [True, False])
 def test_chunks_are_shares_of_the_queries(published: bool) -> None:
     found = tiled(6, 3, Direction.FORWARD, published=published)
-    said = tilings(found, 7 * TOKENS)
+    said = tilings_report(found, 7 * TOKENS)
     fine = len(found.allocation.queries.chunks)
     assert said["node"]["chunk_bytes"] == 7 * TOKENS / 3
     assert {each["chunk_bytes"] for each in said["device"]} == {7 * TOKENS / fine}
@@ -113,7 +115,8 @@ def test_rows_at_their_owners_have_no_cap_to_tell() -> None:
         Direction.FORWARD,
         Nodes(nodes=1, gpus=3),
         (layout.queries, layout.keys),
-        levels=frozenset(),
+        Rules(levels=frozenset()),
+        Effort(),
     )
-    assert [each["rule"]["slack_blocks"] for each in tilings(found, 1)["device"]] == [None]
-    assert tilings(None, 1) == {"allocation": "row owner"}
+    assert [each["rule"]["slack_blocks"] for each in tilings_report(found, 1)["device"]] == [None]
+    assert tilings_report(None, 1) == {"allocation": "row owner"}

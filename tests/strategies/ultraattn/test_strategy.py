@@ -34,7 +34,8 @@ from patterns import make_pattern
 from strategies import strategy
 from strategies.ultraattn import plan_store as keeping
 from strategies.ultraattn import strategy as module
-from strategies.ultraattn.planner import Mode, plan_both
+from strategies.ultraattn.planner import plan_both
+from strategies.ultraattn.planning import PlanningMode
 from tests.harness.numeric import table_pattern, wrong
 from tests.support import problem
 
@@ -259,7 +260,7 @@ def test_what_a_calibration_likes_best_is_tried_beside_what_the_timeline_does() 
 def test_a_plan_stays_as_it_is_where_a_calibration_likes_it_best() -> None:
     p, context = usual("streaming", 8, 8192, 6, 2), context_on(cluster("h100-hamming"))
     apart = replace(context, evaluate=lambda plan: 1 / len(plan.tasks))
-    mode = Mode(levels=frozenset(Level), seconds=0.02)
+    mode = PlanningMode(levels=frozenset(Level), seconds=0.02)
     left = plan_both(p, mode, apart)
     assert all(each.report["refined"] is False for each in left.values())
     joined = plan_both(p, mode, replace(context, evaluate=lambda plan: float(len(plan.tasks))))
@@ -479,8 +480,8 @@ def test_a_key_is_equal_in_processes_that_hash_differently() -> None:
         "from harness.cluster.presets import cluster\n"
         "from harness.planning.levels import ALL_LEVELS\n"
         "from strategies.ultraattn.plan_store import key_of\n"
-        "from strategies.ultraattn.planner import Mode\n"
-        "print(key_of(mode=Mode(levels=ALL_LEVELS), cluster=cluster('h800')))"
+        "from strategies.ultraattn.planning import PlanningMode\n"
+        "print(key_of(mode=PlanningMode(levels=ALL_LEVELS), cluster=cluster('h800')))"
     )
     keys = {
         subprocess.run(
