@@ -1,7 +1,13 @@
 """Device tiling: which device computes which block, with a proof or with the gap.
 
-Bound by counting, search, then decide whether one unit less is possible; repeat. Afterwards the
-time that is left lowers the total volume at the same maximum.
+    coarse      a plan of pairs of chunks, to start from, where the instance is large
+    look        a first search, unless a proof is asked for
+    climb       raise the bound as long as linear programs refute it
+    improve     search, then decide whether one unit less is possible, by turns
+    volume      lower the total volume at the same maximum
+
+Each step ends early when the best assignment meets the bound. The shares of the time that they get
+are listed below.
 """
 
 import time
@@ -16,7 +22,7 @@ from strategies.ultraattn.solver.branch_price import Tree
 from strategies.ultraattn.solver.coarse import coarsened, refined
 from strategies.ultraattn.solver.columns import MOST_BLOCKS, enumerate_columns, refute
 from strategies.ultraattn.solver.instance import Cells, Instance, Line, account
-from strategies.ultraattn.solver.population import Crowd
+from strategies.ultraattn.solver.population import Population
 from strategies.ultraattn.solver.search import (
     Assignment,
     Best,
@@ -25,25 +31,29 @@ from strategies.ultraattn.solver.search import (
     cells_of_blocks,
     judged,
 )
-from strategies.ultraattn.solver.single_chain import Walk
+from strategies.ultraattn.solver.single_chain import SingleChain
 
 DEFAULT_S = 2.0
 PROOF_S = 60.0
-_FIRST_S = 3.0  # for the first proof
 _NO_ROOM = (
     "assign: no assignment keeps the cap ({instance.cap}) on {instance.devices} devices with work "
     "{instance.total}; raise the cap, as `blocks.instance_of` does"
 )
+
+# Shares of the time of a solve, in the order of its steps.
+_COARSE = 0.25  # of the seconds asked for
+_LOOK = 0.1
+_CLIMB = 0.5  # the share by which bounds are given up, unless a proof is asked for
+_LEAST = 0.25  # of a search behind the bounds, which may take all to set up
+_POPULATION = 0.75  # of a long budget, after the single chain
+_VOLUME = 0.2  # of the time that was spent
 _LEAST_VOLUME_S = {False: 0.1, True: 0.5}  # by whether a proof is asked for
-_WALKS = 4  # times as long as a try of a proof, which seldom ends where a walk is needed
-_HOPELESS = 600  # blocks x devices beyond which the solver has never ended; a walk has the time
-_LONG_S = 60.0  # budget from which a crowd has the time to cool once, in its share
-_CROWD = 0.75  # of a long budget, after the walk
-_COARSE = 0.25  # share of the time that goes to a coarser instance first
-_LOOK = 0.1  # share of the time that goes to a first search, unless a proof is asked for
-_CLIMB = 0.5  # share of the time by which bounds are given up then
-_LEAST = 0.25  # share of the time that a search gets behind them, which may take all to set up
-_VOLUME = 0.2  # share of the time that goes to the volume
+
+_LONG_S = 60.0  # budget from which a population has the time to cool once, in its share
+_FIRST_PROOF_S = 3.0
+_LONGER = 1.5  # times as long as the one before gets the next try of a proof
+_CHAIN = 4  # times as long as a try of a proof, which seldom ends where a single chain is needed
+_HOPELESS = 600  # blocks x devices beyond which no proof has ever ended; the chain has the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +106,6 @@ def assign(
         given: Assignments to start from.
     """
     start = time.process_time()
-    budget = max(seconds, PROOF_S) if prove else seconds
-    end = start + budget
     if instance.cap * instance.devices < instance.total:
         raise ValueError(_NO_ROOM.format(instance=instance))
     grain = _grain(instance)
@@ -105,70 +113,116 @@ def assign(
     if not instance.blocks:
         return _assigned(instance, Best(0, 0, ()), 0, start, "bound")
     starts = [*given, *_coarse_start(instance, _COARSE * seconds, seed)]
-    plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in starts]
-    search = Search(instance, seed, plans)
-    if search.best is None:
-        raise ValueError(_NO_ROOM.format(instance=instance))
-    best = search.best
-    slice_s, decider = _FIRST_S, Decider(instance, seed)
-    walk = Walk(instance, seed, plans) if len(instance.blocks) > MOST_BLOCKS else None
-    hopeless = walk is not None and len(instance.blocks) * instance.devices > _HOPELESS
-    crowd = Crowd(instance, seed, best) if hopeless and budget >= _LONG_S else None
-    if walk is None and not prove:
-        best = _searched(search, best, start + _LOOK * budget, bound)
-    top = end if prove else start + _CLIMB * budget
-    bound, source = _climbed(instance, bound, grain, best.value, top)
-    if walk is None:
-        end = max(end, time.process_time() + _LEAST * budget)
-    late = end if crowd is None else end - _CROWD * budget
-    while best.value > bound:
+    solve = _Solve(instance, starts, bound, start, seconds=seconds, prove=prove, seed=seed)
+    solve.look()
+    solve.climb()
+    solve.improve()
+    solve.lower_volume()
+    return _assigned(instance, solve.best, solve.bound, start, solve.source)
+
+
+class _Solve:
+    """One solve: the best assignment so far, the bound, and what searches and proves.
+
+    Up to `MOST_BLOCKS` blocks, many chains search. Beyond, a single chain does, and where no proof
+    is to be hoped for and the budget is long, a population after it.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        starts: Sequence[Cells],
+        bound: int,
+        start: float,
+        *,
+        seconds: float,
+        prove: bool,
+        seed: int,
+    ) -> None:
+        self.instance, self.start, self.prove = instance, start, prove
+        self.budget = max(seconds, PROOF_S) if prove else seconds
+        self.end = start + self.budget
+        self.bound, self.source, self.grain = bound, "bound", _grain(instance)
+        self.large = len(instance.blocks) > MOST_BLOCKS
+        self.hopeless = self.large and len(instance.blocks) * instance.devices > _HOPELESS
+        plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in starts]
+        self.search = Search(instance, seed, plans)
+        if self.search.best is None:
+            raise ValueError(_NO_ROOM.format(instance=instance))
+        self.best = self.search.best
+        self.decider = Decider(instance, seed)
+        self.chain = SingleChain(instance, seed, plans) if self.large else None
+        long = self.hopeless and self.budget >= _LONG_S
+        self.population = Population(instance, seed, self.best) if long else None
+
+    def look(self) -> None:
+        """Search a little: the better the first assignment, the fewer bounds are worth a proof."""
+        if not self.large and not self.prove:
+            self._run(self.search, self.start + _LOOK * self.budget)
+
+    def climb(self) -> None:
+        """Raise the bound while linear programs refute it: the search has the right target then."""
+        end = self.end if self.prove else self.start + _CLIMB * self.budget
+        while (
+            self.bound < self.best.value
+            and time.process_time() < end
+            and refute(self.instance, self.bound, end)
+        ):
+            self.bound, self.source = self.bound + self.grain, "proof"
+
+    def improve(self) -> None:
+        """Search and prove by turns, the longer the later, until one of them settles it."""
+        if not self.large:
+            self.end = max(self.end, time.process_time() + _LEAST * self.budget)
+        proof_s = _FIRST_PROOF_S
+        while self.best.value > self.bound:
+            if time.process_time() >= self.end:
+                self.source = "budget"
+                return
+            before = self.best.value
+            self._run(*self._turn(proof_s))
+            # As long as the search improves, it is cheaper than a proof.
+            if self.best.value == self.bound or self.best.value < before or self.hopeless:
+                continue
+            self._try_proof(min(self.end, time.process_time() + proof_s))
+            proof_s *= _LONGER
+
+    def lower_volume(self) -> None:
+        """Lower the volume at the same maximum."""
+        spent_s = time.process_time() - self.start
+        share_s = max(_VOLUME * spent_s, _LEAST_VOLUME_S[self.prove])
+        end = min(self.end, time.process_time() + share_s)
         if time.process_time() >= end:
-            source = "budget"
-            break
-        before = best.value
-        searcher: Search | Walk | Crowd = search if walk is None else walk
-        until = late
-        if crowd is not None and time.process_time() >= late:
-            searcher, until = crowd, end
-        elif walk is not None and not hopeless:
-            until = min(end, time.process_time() + _WALKS * slice_s)
-        best = _searched(searcher, best, until, bound)
-        if best.value == bound or best.value < before or hopeless:
-            continue  # as long as the search improves, it is cheaper than a proof
-        slice_end = min(end, time.process_time() + slice_s)
-        proved, found = decider.decide(best.value - grain, slice_end)
+            return
+        instance = self.instance
+        least = least_volume(instance, reach(instance), self.best.value) or 0
+        self.search.best = self.best
+        self.search.run(end, self.best.value, volume=least + _inside(instance))
+        self.best = better(self.best, self.search.best) or self.best
+
+    def _turn(self, proof_s: float) -> tuple[Search | SingleChain | Population, float]:
+        """Return what searches next, and until when."""
+        late = self.end - _POPULATION * self.budget if self.population else self.end
+        if self.population and time.process_time() >= late:
+            return self.population, self.end
+        if self.chain is None:
+            return self.search, late
+        if self.hopeless:
+            return self.chain, late
+        return self.chain, min(self.end, time.process_time() + _CHAIN * proof_s)
+
+    def _run(self, searcher: Search | SingleChain | Population, end: float) -> None:
+        searcher.best = self.best
+        searcher.run(end, self.bound)
+        self.best = better(self.best, searcher.best) or self.best
+
+    def _try_proof(self, end: float) -> None:
+        """Decide whether one unit less is possible, if that can be told by `end`."""
+        proved, found = self.decider.decide(self.best.value - self.grain, end)
         if proved:
-            bound, source = best.value, "proof"
+            self.bound, self.source = self.best.value, "proof"
         elif found is not None:
-            best = better(best, judged(instance, found)) or best
-        slice_s *= 1.5
-    share = max(_VOLUME * (time.process_time() - start), _LEAST_VOLUME_S[prove])
-    best = _with_less_volume(search, best, min(end, time.process_time() + share))
-    return _assigned(instance, best, bound, start, source)
-
-
-def _searched(searcher: Search | Walk | Crowd, best: Best, end: float, bound: int) -> Best:
-    searcher.best = best
-    searcher.run(end, bound)
-    return better(best, searcher.best) or best
-
-
-def _climbed(instance: Instance, bound: int, grain: int, most: int, end: float) -> tuple[int, str]:
-    """Raise a bound as long as linear programs refute it: the search has the right target then."""
-    source = "bound"
-    while bound < most and time.process_time() < end and refute(instance, bound, end):
-        bound, source = bound + grain, "proof"
-    return bound, source
-
-
-def _with_less_volume(search: Search, best: Best, end: float) -> Best:
-    if time.process_time() >= end:
-        return best
-    instance = search.instance
-    least = least_volume(instance, reach(instance), best.value) or 0
-    search.best = best
-    search.run(end, best.value, volume=least + _inside(instance))
-    return better(best, search.best) or best
+            self.best = better(self.best, judged(self.instance, found)) or self.best
 
 
 def _grain(instance: Instance) -> int:

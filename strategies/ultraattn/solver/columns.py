@@ -190,6 +190,8 @@ class Relaxation:
         dear = 2.0 * n * most + 1  # price of a block or a device that goes without
         lp.addCols([[(b, 1.0)] for b in range(blocks)], [dear] * blocks)
         lp.addCols([[(blocks + 2 * n + d, 1.0)] for d in range(n)], [dear] * n)
+        self._own_rows = blocks + 2 * n  # rows of the program: blocks, flows, own, cuts
+        self._cut_rows = blocks + 3 * n
         self._offset = blocks + n  # columns of the program before the first set
         self._in_lp: list[int] = []
         self._open: list[bool] = []
@@ -226,42 +228,66 @@ class Relaxation:
 
     def solve(self, end: float) -> None:
         """Generate columns until the program is solved, refuted, or the time is over."""
-        n, blocks = self.n, self.blocks
-        base, convex = blocks + 2 * n, blocks + 3 * n
-        columns = self.columns
         while True:
             self._lp.solve(dual=False)
-            dual = np.array(self._lp.getDual())
-            dual[blocks:base] = np.minimum(dual[blocks:base], 0.0)
-            dual[convex:] = np.minimum(dual[convex:], 0.0)
+            dual = self._dual()
             if np.count_nonzero(self._alive) < len(self._active) / 2:
                 self._view()
-            at = self._active
-            device, mask = columns.device[at], columns.mask[at]
-            price = columns.cost[at] - self._matrix @ dual[:base]
-            for k, cut in enumerate(self._cuts):
-                if dual[convex + k]:
-                    price[np.bitwise_count(mask & np.uint64(cut)) > 1] -= dual[convex + k]
-            price[~self._alive[at]] = np.inf
-            edges = np.searchsorted(device, np.arange(n + 1))
-            if not np.diff(edges).all():
+            price = self._reduced_costs(dual)
+            edges = np.searchsorted(self.columns.device[self._active], np.arange(self.n + 1))
+            if not np.diff(edges).all():  # a device has no column left
                 self.bound = np.inf
                 return
             least = np.minimum.reduceat(price, edges[:-1])
             if not np.isfinite(least).all():
                 self.bound = np.inf
                 return
-            bound = dual[:blocks].sum() + self.most * dual[blocks:base].sum()
-            bound += dual[convex:].sum() + least.sum()
-            self.bound = max(self.bound, bound)
-            above = price - least[device]
-            self._alive[at[above > n * self.most - bound + _SAFE]] = False
+            self._tighten(dual, price, least)
             if self.refuted or time.process_time() > end:
                 return
-            price -= dual[base:convex][device]
-            price[self._have[at] | ~self._alive[at]] = 0.0
-            if not self._add(price, edges):
+            if not self._add(self._attractive(dual, price), edges):
                 return
+
+    def _dual(self) -> Reals:
+        """Return the dual values of all rows, those of inequalities at most 0."""
+        base, convex = self._own_rows, self._cut_rows
+        dual = np.array(self._lp.getDual())
+        dual[self.blocks : base] = np.minimum(dual[self.blocks : base], 0.0)
+        dual[convex:] = np.minimum(dual[convex:], 0.0)
+        return dual
+
+    def _reduced_costs(self, dual: Reals) -> Reals:
+        """Return those of the active columns, but for what their device's own row is worth."""
+        base, convex = self._own_rows, self._cut_rows
+        mask = self.columns.mask[self._active]
+        price: Reals = self.columns.cost[self._active] - self._matrix @ dual[:base]
+        for k, cut in enumerate(self._cuts):
+            if dual[convex + k]:
+                price[np.bitwise_count(mask & np.uint64(cut)) > 1] -= dual[convex + k]
+        price[~self._alive[self._active]] = np.inf
+        return price
+
+    def _tighten(self, dual: Reals, price: Reals, least: Reals) -> None:
+        """Raise the bound to the Lagrangian one, and drop the columns that it rules out.
+
+        Args:
+            dual: See `_dual`.
+            price: See `_reduced_costs`.
+            least: The least of them per device.
+        """
+        base, convex = self._own_rows, self._cut_rows
+        bound = dual[: self.blocks].sum() + self.most * dual[self.blocks : base].sum()
+        bound += dual[convex:].sum() + least.sum()
+        self.bound = max(self.bound, bound)
+        above = price - least[self.columns.device[self._active]]
+        self._alive[self._active[above > self.n * self.most - bound + _SAFE]] = False
+
+    def _attractive(self, dual: Reals, price: Reals) -> Reals:
+        """Return the whole reduced costs; 0 for columns that are there or may not be used."""
+        base, convex = self._own_rows, self._cut_rows
+        whole: Reals = price - dual[base:convex][self.columns.device[self._active]]
+        whole[self._have[self._active] | ~self._alive[self._active]] = 0.0
+        return whole
 
     def _add(self, price: Reals, edges: Ints) -> bool:
         """Add the cheapest columns of each device; return whether there was any."""
@@ -274,7 +300,7 @@ class Relaxation:
         if not len(added):
             return False
         self._have[added] = True
-        base, convex = self.blocks + 2 * self.n, self.blocks + 3 * self.n
+        base, convex = self._own_rows, self._cut_rows
         entries = []
         for c in added.tolist():
             at = np.flatnonzero(self.columns.coefficient[c])

@@ -23,7 +23,7 @@ _VOLUME = 0.1  # price of all that is received, which leads on where many device
 _UNSEEN = 10  # steps between two looks at the chains and the clock
 
 
-class Crowd:
+class Population:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:

@@ -29,7 +29,7 @@ _LOOKS = 256  # moves looked at together
 _UNSEEN = 16  # looks between two at the clock, which takes as long as one
 
 
-class Walk:
+class SingleChain:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
@@ -50,7 +50,7 @@ class Walk:
         self._steps = self._rounds()
 
     def run(self, end: float, target: int) -> None:
-        """Walk until the maximum is at most `target`, or the time is over.
+        """SingleChain until the maximum is at most `target`, or the time is over.
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop.

@@ -1,4 +1,4 @@
-"""The crowd: how chains take the places of others, its rules and what it reaches."""
+"""The population: how chains take the places of others, its rules and what it reaches."""
 
 import time
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver import assign
 from strategies.ultraattn.solver.instance import FORWARD, Instance, account
-from strategies.ultraattn.solver.population import Crowd
+from strategies.ultraattn.solver.population import Population
 from strategies.ultraattn.solver.search import (
     Best,
     Chains,
@@ -65,33 +65,35 @@ def test_chains_go_on_in_the_numbers_that_a_colder_heat_gives_them(
 def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) -> None:
     best = optima(instance)
     assert best is not None
-    crowd = Crowd(instance, seed, packed_best(instance))
-    crowd.run(time.process_time() + 5, best[0])
-    assert judged(instance, crowd.best.devices) == crowd.best  # its numbers, within the cap
-    assert crowd.best.value == best[0]
+    population = Population(instance, seed, packed_best(instance))
+    population.run(time.process_time() + 5, best[0])
+    assert (
+        judged(instance, population.best.devices) == population.best
+    )  # its numbers, within the cap
+    assert population.best.value == best[0]
 
 
 def test_fixed_blocks_stay() -> None:
     instance = instance_of(grid_of_table(table("star", 8)), 8, FORWARD, fix_diagonal=True)
-    crowd = Crowd(instance, 1, packed_best(instance))
-    crowd.run(time.process_time() + 5, 8)
-    cells = cells_of_blocks(instance, crowd.best.devices)
-    assert crowd.best.value <= 8
+    population = Population(instance, 1, packed_best(instance))
+    population.run(time.process_time() + 5, 8)
+    cells = cells_of_blocks(instance, population.best.devices)
+    assert population.best.value <= 8
     assert instance.fixed
     assert all(cells[i][j] == owner for i, j, owner in instance.fixed)
 
 
 @pytest.mark.parametrize(("seconds", "wanted"), [(2.0, False), (59.0, False), (60.0, True)])
-def test_only_long_budgets_have_a_crowd(
+def test_only_long_budgets_have_a_population(
     monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: bool
 ) -> None:
     """So that plans of the default budget stay what they are."""
     asked = []
 
     class SeenError(Exception):
-        """A crowd was made, or the walk began without one."""
+        """A population was made, or the walk began without one."""
 
-    def crowd(*_: object) -> None:
+    def population(*_: object) -> None:
         asked.append(True)
         raise SeenError
 
@@ -99,8 +101,8 @@ def test_only_long_budgets_have_a_crowd(
         raise SeenError
 
     monkeypatch.setattr(assign, "_coarse_start", lambda *_: [])
-    monkeypatch.setattr(assign, "Crowd", crowd)
-    monkeypatch.setattr(assign.Walk, "run", walk)
+    monkeypatch.setattr(assign, "Population", population)
+    monkeypatch.setattr(assign.SingleChain, "run", walk)
     with pytest.raises(SeenError):
         assign.assign(case("streaming", 16, 8), seconds=seconds)
     assert bool(asked) == wanted

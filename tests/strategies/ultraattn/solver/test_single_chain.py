@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver.instance import FORWARD, Instance, account
 from strategies.ultraattn.solver.search import Chains, cells_of_blocks, judged, limits, prices
-from strategies.ultraattn.solver.single_chain import Walk
+from strategies.ultraattn.solver.single_chain import SingleChain
 from tests.strategies.ultraattn.brute import optima
 from tests.strategies.ultraattn.examples import case, instances, table
 
@@ -74,7 +74,7 @@ def test_of_moves_looked_at_the_first_that_is_accepted_is_made() -> None:
 def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) -> None:
     best = optima(instance)
     assert best is not None
-    walk = Walk(instance, seed)
+    walk = SingleChain(instance, seed)
     end = time.process_time() + 5
     while walk.best is None or walk.best.value > best[0]:
         assert time.process_time() < end
@@ -87,7 +87,7 @@ def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) 
 
 def test_fixed_blocks_stay() -> None:
     instance = instance_of(grid_of_table(table("star", 8)), 8, FORWARD, fix_diagonal=True)
-    walk = Walk(instance, 1)
+    walk = SingleChain(instance, 1)
     walk.run(time.process_time() + 5, 7)
     assert walk.best is not None
     cells = cells_of_blocks(instance, walk.best.devices)
@@ -105,7 +105,7 @@ def test_fixed_blocks_stay() -> None:
     ],
 )
 def test_it_comes_near_known_values(name: str, size: int, devices: int, value: int) -> None:
-    walk = Walk(case(name, size, devices))
+    walk = SingleChain(case(name, size, devices))
     end = time.process_time() + 20
     while time.process_time() < end and (walk.best is None or walk.best.value > value):
         walk.run(end, value)
