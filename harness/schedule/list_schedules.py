@@ -20,7 +20,7 @@ Starts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Instance:
+class StreamInstance:
     """What is to be ordered.
 
     Attributes:
@@ -51,9 +51,9 @@ class Instance:
         return tuple(map(tuple, found))
 
     @cached_property
-    def mirrored(self) -> "Instance":
+    def mirrored(self) -> "StreamInstance":
         """The same with time running backwards."""
-        return Instance(self.durations, self.streams, self.before, self.moves)
+        return StreamInstance(self.durations, self.streams, self.before, self.moves)
 
     @cached_property
     def sorted(self) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class Instance:
                     raise ValueError(f"tasks {first} and {second} overlap on stream {stream}")
 
 
-def list_schedule(instance: Instance, keys: Sequence[float]) -> Starts:
+def list_schedule(instance: StreamInstance, keys: Sequence[float]) -> Starts:
     """Never leave a stream idle that a ready task could use; of several, the smallest key first."""
     waits = [len(earlier) for earlier in instance.after]
     ready = [0] * len(waits)
@@ -188,22 +188,22 @@ def list_schedule(instance: Instance, keys: Sequence[float]) -> Starts:
     return tuple(starts)
 
 
-def critical_path(instance: Instance) -> Starts:
-    """List scheduling, the longest way to the end first."""
-    ways = [0] * len(instance.durations)
+def critical_path(instance: StreamInstance) -> Starts:
+    """List scheduling, the longest path to the end first."""
+    to_end = [0] * len(instance.durations)
     for task in reversed(instance.sorted):
-        ahead = max((ways[later] for later in instance.before[task]), default=0)
-        ways[task] = ahead + instance.durations[task]
-    return list_schedule(instance, [-way for way in ways])
+        ahead = max((to_end[later] for later in instance.before[task]), default=0)
+        to_end[task] = ahead + instance.durations[task]
+    return list_schedule(instance, [-length for length in to_end])
 
 
-def strong_tail(instance: Instance) -> Starts:
+def longest_tail_first(instance: StreamInstance) -> Starts:
     """List scheduling by tails that know that what follows on one stream runs in turn."""
-    ways = [d + t for d, t in zip(instance.durations, instance.tails, strict=True)]
-    return list_schedule(instance, [-way for way in ways])
+    to_end = [d + t for d, t in zip(instance.durations, instance.tails, strict=True)]
+    return list_schedule(instance, [-length for length in to_end])
 
 
-def breadth_first(instance: Instance) -> Starts:
+def breadth_first(instance: StreamInstance) -> Starts:
     """The published baseline: a queue by the start times known when tasks were put in.
 
     A task is put in when all that it waits for is done, with the time at which it could then
@@ -239,7 +239,7 @@ def breadth_first(instance: Instance) -> Starts:
     return tuple(starts)
 
 
-def both_ways(instance: Instance, starts: Starts) -> Starts:
+def forward_backward(instance: StreamInstance, starts: Starts) -> Starts:
     """Schedule backwards by ends and forwards again by starts, while that gets shorter."""
     best = instance.makespan(starts)
     while True:
@@ -255,14 +255,14 @@ def both_ways(instance: Instance, starts: Starts) -> Starts:
         starts, best = again, length
 
 
-def samples(instance: Instance, seed: int) -> Iterator[Starts]:
+def random_lists(instance: StreamInstance, seed: int) -> Iterator[Starts]:
     """Yield randomised list schedules without end, each improved both ways (GRASP).
 
     Every second one starts from the end of time, which finds what a forward list cannot: work that
     looks urgent and only delays what more depends on.
     """
     random = Random(seed)  # nothing secret: a fixed sequence
-    ways = [d + t for d, t in zip(instance.durations, instance.tails, strict=True)]
+    to_end = [d + t for d, t in zip(instance.durations, instance.tails, strict=True)]
     heads = [d + h for d, h in zip(instance.durations, instance.heads, strict=True)]
     number = 0
     while True:
@@ -273,6 +273,6 @@ def samples(instance: Instance, seed: int) -> Iterator[Starts]:
             )
             keys: list[float] = [-(s + d) for s, d in zip(back, instance.durations, strict=True)]
         else:
-            keys = [-way * random.uniform(1 - noise, 1) for way in ways]
-        yield both_ways(instance, list_schedule(instance, keys))
+            keys = [-length * random.uniform(1 - noise, 1) for length in to_end]
+        yield forward_backward(instance, list_schedule(instance, keys))
         number += 1

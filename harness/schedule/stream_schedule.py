@@ -10,31 +10,27 @@ solver has to be repaired; durations are rounded down, so that a bound on them i
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations
 from math import ceil, isfinite
-from typing import TYPE_CHECKING
 
 from harness.cluster.machine import Cluster
 from harness.plan.dependencies import reordered
 from harness.plan.order import ScheduledPlan, in_plan_order
 from harness.plan.plan import Plan
 from harness.schedule.list_schedules import (
-    Instance,
     Starts,
-    both_ways,
+    StreamInstance,
     breadth_first,
     critical_path,
-    samples,
-    strong_tail,
+    forward_backward,
+    longest_tail_first,
+    random_lists,
 )
-from harness.schedule.scip import Answer, Status, new_model, relative_gap, solve
+from harness.schedule.scip import Status, relative_gap
+from harness.schedule.stream_programs import Builder, TimeWindow, big_m, cumulative, time_window
 from harness.simulate.timeline import TaskGraph, Timeline, graph_of, issued_ahead
-
-if TYPE_CHECKING:
-    from pyscipopt import Model, Variable
 
 SMALL = 110  # tasks; up to here the cumulative program is proved in seconds
 SHORT_STREAM = 15  # tasks of a stream; likewise
@@ -59,7 +55,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundSchedule:
     """A schedule of an instance.
 
     Attributes:
@@ -137,7 +133,7 @@ def schedule_streams(
     """
     graph = graph_of(plan, cluster)
     tick_s = tick_of(graph)
-    instance = instance_of(graph, tick_s)
+    instance = stream_instance(graph, tick_s)
     found = search(instance, method=method, time_limit_s=time_limit_s, seed=seed, log=log)
     order = [task for task in instance.order(found.starts) if task < len(plan.tasks)]
     line, given = Timeline(graph, order), Timeline(graph)
@@ -163,7 +159,7 @@ def tick_of(graph: TaskGraph) -> float:
     return max(busy.values(), default=1.0) / _TICKS or 1.0
 
 
-def instance_of(graph: TaskGraph, tick_s: float) -> Instance:
+def stream_instance(graph: TaskGraph, tick_s: float) -> StreamInstance:
     """The instance of a graph in ticks, durations rounded down.
 
     The lag of a task is a task without a stream, after all others.
@@ -181,20 +177,20 @@ def instance_of(graph: TaskGraph, tick_s: float) -> Instance:
             after.append(after[task])
             moves.append(True)
             after[task] = (len(after) - 1,)
-    return Instance(tuple(durations), tuple(streams), tuple(after), tuple(moves))
+    return StreamInstance(tuple(durations), tuple(streams), tuple(after), tuple(moves))
 
 
 # The search ---------------------------------------------------------------------------------
 
 
 def search(
-    instance: Instance,
+    instance: StreamInstance,
     *,
     method: Method = Method.BEST,
     time_limit_s: float = 2.0,
     seed: int = 0,
     log: bool = False,
-) -> Found:
+) -> FoundSchedule:
     """Find starts for an instance; see the module."""
     begin = time.process_time()
     step = _Search(instance, begin + time_limit_s, seed, log)
@@ -219,7 +215,7 @@ def search(
             else:
                 step.windows()
     seconds = time.process_time() - begin
-    return Found(
+    return FoundSchedule(
         starts=step.starts,
         makespan=step.makespan,
         bound=step.bound,
@@ -229,7 +225,7 @@ def search(
 
 
 class _Search:
-    def __init__(self, instance: Instance, deadline: float, seed: int, log: bool) -> None:
+    def __init__(self, instance: StreamInstance, deadline: float, seed: int, log: bool) -> None:
         self.instance = instance
         self.deadline = deadline
         self.seed = seed
@@ -260,30 +256,30 @@ class _Search:
             self.offer(source, starts)
             if self.done:
                 return
-        self.offer("both ways", both_ways(instance, self.starts))
+        self.offer("both ways", forward_backward(instance, self.starts))
         stop = time.process_time() + share * self.left_s
-        for starts in samples(instance, self.seed):
+        for starts in random_lists(instance, self.seed):
             if self.done or time.process_time() >= stop:
                 return
             self.offer("random lists", starts)
 
     def _fixed(self) -> Iterator[tuple[str, Starts]]:
-        yield "strong tails", strong_tail(self.instance)
+        yield "strong tails", longest_tail_first(self.instance)
         yield "critical path", critical_path(self.instance)
-        back = strong_tail(self.instance.mirrored)
+        back = longest_tail_first(self.instance.mirrored)
         end = self.instance.mirrored.makespan(back)
         ends = [s + d for s, d in zip(back, self.instance.durations, strict=True)]
         order = self.instance.order(tuple(end - each for each in ends))
         yield "strong heads", self.instance.left_shifted(order)
         yield "breadth first", breadth_first(self.instance)
 
-    def program(self, build: "Builder") -> None:
+    def program(self, build: Builder) -> None:
         """Ask the solver, from the best schedule."""
         if self.done or not self.left_s:
             return
         ends = [0] * len(self.instance.durations)
         answer, starts = build(
-            Part(self.instance, self.instance.heads, self.instance.tails, ends),
+            TimeWindow(self.instance, self.instance.heads, self.instance.tails, ends),
             self.starts,
             bound=self.bound,
             time_limit_s=self.left_s,
@@ -312,10 +308,10 @@ class _Search:
     def _window(self, order: Sequence[int], first: int, size: int) -> bool:
         """Order the tasks of a window anew; those before and after keep their order."""
         before, free, after = order[:first], order[first:][:size], order[first:][size:]
-        part = part_of(self.instance, before, free, after)
+        window = time_window(self.instance, before, free, after)
         starts = tuple(self.starts[task] for task in free)
         _, better = cumulative(
-            part,
+            window,
             starts,
             bound=0,
             time_limit_s=min(_WINDOW_S, self.left_s),
@@ -324,200 +320,11 @@ class _Search:
         )
         if better is None:
             return False
-        local = part.instance.order(better)
+        local = window.instance.order(better)
         whole = [*before, *(free[index] for index in local), *after]
         shorter = self.makespan
         self.offer("windows", self.instance.left_shifted(whole))
         return self.makespan < shorter
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tasks to be ordered, and what holds of them because of others.
-
-    Attributes:
-        instance: The tasks.
-        heads: Per task, when it can start at the earliest, ticks.
-        tails: Per task, what must pass after its end, ticks.
-        floor: Times that pass anyway, ticks.
-    """
-
-    instance: Instance
-    heads: Sequence[int]
-    tails: Sequence[int]
-    floor: Sequence[int]
-
-
-def part_of(
-    instance: Instance, before: Sequence[int], free: Sequence[int], after: Sequence[int]
-) -> Part:
-    """Cut a window out of an order: what precedes it gives heads, what follows it tails."""
-    heads, ends_before = _ways(instance, before, free)
-    tails, _ = _ways(instance.mirrored, after[::-1], free)
-    place = {task: at for at, task in enumerate(free)}
-    inside = Instance(
-        tuple(instance.durations[task] for task in free),
-        tuple(instance.streams[task] for task in free),
-        tuple(tuple(place[f] for f in instance.after[task] if f in place) for task in free),
-        tuple(instance.moves[task] for task in free),
-    )
-    own_heads, own_tails = _reach(inside, heads), _reach(inside.mirrored, tails)
-    return Part(inside, own_heads, own_tails, ends_before)
-
-
-def _ways(
-    instance: Instance, fixed: Sequence[int], free: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """When the free tasks can start after fixed ones in this order, and when those end."""
-    ends: dict[int, int] = {}
-    busy: dict[int, int] = {}
-    for task in fixed:
-        earlier = [ends.get(first, 0) for first in instance.after[task]]
-        earlier += [busy.get(stream, 0) for stream in instance.streams[task]]
-        ends[task] = max(earlier, default=0) + instance.durations[task]
-        busy.update(dict.fromkeys(instance.streams[task], ends[task]))
-    heads = []
-    for task in free:
-        earlier = [ends.get(first, 0) for first in instance.after[task]]
-        earlier += [busy.get(stream, 0) for stream in instance.streams[task]]
-        heads.append(max(earlier, default=0))
-    return heads, list(ends.values())
-
-
-def _reach(inside: Instance, heads: Sequence[int]) -> list[int]:
-    """Carry heads along the edges of a window."""
-    reached = list(heads)
-    for task in inside.sorted:
-        for first in inside.after[task]:
-            reached[task] = max(reached[task], reached[first] + inside.durations[first])
-    return reached
-
-
-# Programs -----------------------------------------------------------------------------------
-
-Builder = Callable[..., tuple[Answer, Starts | None]]
-"""(part, starts, bound, time limit, seed, log) -> the answer, and starts if it has any."""
-
-
-def cumulative(
-    part: Part, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
-) -> tuple[Answer, Starts | None]:
-    """Solve the start-time program, each stream a cumulative constraint of capacity 1.
-
-    Sets: tasks v with duration d_v; streams r; edges (u, v).
-    Variables: integer starts s_v in [head_v, UB - tail_v - d_v]; the end E in [bound, UB].
-    Constraints: s_v >= s_u + d_u per edge; E >= s_v + d_v + tail_v; cumulative(s, d, 1) per stream.
-    Objective: min E.
-
-    Args:
-        part: The tasks, with what others impose.
-        starts: A schedule, to start from.
-        bound: No schedule ends before.
-        time_limit_s: CPU seconds.
-        seed: Of the solver.
-        log: Let the solver print.
-    """
-    model = new_model("streams", log=log)
-    instance = part.instance
-    most = _length(part, starts)
-    least = min(max([bound, *part.floor]), most)
-    end = model.addVar("end", vtype="I", lb=least, ub=most)
-    begin = _start_variables(model, part, most)
-    for task, variable in enumerate(begin):
-        after = instance.durations[task] + part.tails[task]
-        model.addCons(end >= variable + after, f"end_{task}")
-        for first in instance.after[task]:
-            model.addCons(
-                variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
-            )
-    for stream, tasks in instance.on_stream.items():
-        if len(tasks) > 1:
-            model.addConsCumulative(
-                [begin[task] for task in tasks],
-                [instance.durations[task] for task in tasks],
-                [1] * len(tasks),
-                1,
-                name=f"stream_{stream}",
-            )
-    model.setObjective(end, "minimize")
-    values = [(end, most), *zip(begin, starts, strict=True)]
-    return _solved(model, begin, values, time_limit_s, seed)
-
-
-def big_m(
-    part: Part, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
-) -> tuple[Answer, Starts | None]:
-    """Solve the published form: a binary per pair of tasks on a stream decides who goes first.
-
-    Variables: s_v >= 0; y_uv in {0, 1} per pair on a stream; E.
-    Constraints: s_u + d_u <= s_v + M (1 - y_uv); s_v + d_v <= s_u + M y_uv; s_v >= s_u + d_u per
-    edge; E >= s_v + d_v. M is the sum of all durations.
-    Objective: min E.
-
-    Source: UltraAttn (SC'25), equations 3 to 6.
-    """
-    del bound
-    model = new_model("streams_big_m", log=log)
-    instance = part.instance
-    total = sum(instance.durations)
-    end = model.addVar("end", vtype="C", lb=0, ub=total)
-    begin = [
-        model.addVar(f"start_{task}", vtype="I", lb=0, ub=total)
-        for task in range(len(instance.durations))
-    ]
-    values = [(end, _length(part, starts)), *zip(begin, starts, strict=True)]
-    for task, variable in enumerate(begin):
-        model.addCons(end >= variable + instance.durations[task], f"end_{task}")
-        for first in instance.after[task]:
-            model.addCons(
-                variable >= begin[first] + instance.durations[first], f"edge_{first}_{task}"
-            )
-    pairs = {pair for tasks in instance.on_stream.values() for pair in combinations(tasks, 2)}
-    for one, other in sorted(pairs):
-        goes_first = model.addVar(f"first_{one}_{other}", vtype="B")
-        values.append((goes_first, int(starts[one] < starts[other])))
-        model.addCons(
-            begin[one] + instance.durations[one] <= begin[other] + total * (1 - goes_first),
-            f"before_{one}_{other}",
-        )
-        model.addCons(
-            begin[other] + instance.durations[other] <= begin[one] + total * goes_first,
-            f"after_{one}_{other}",
-        )
-    model.setObjective(end, "minimize")
-    return _solved(model, begin, values, time_limit_s, seed)
-
-
-def _length(part: Part, starts: Starts) -> int:
-    ends = zip(starts, part.instance.durations, part.tails, strict=True)
-    return max([*map(sum, ends), *part.floor], default=0)
-
-
-def _start_variables(model: "Model", part: Part, most: int) -> "list[Variable]":
-    return [
-        model.addVar(f"start_{task}", vtype="I", lb=head, ub=most - tail - duration)
-        for task, (head, duration, tail) in enumerate(
-            zip(part.heads, part.instance.durations, part.tails, strict=True)
-        )
-    ]
-
-
-def _solved(
-    model: "Model",
-    begin: "Sequence[Variable]",
-    values: "Sequence[tuple[Variable, int]]",
-    time_limit_s: float,
-    seed: int,
-) -> tuple[Answer, Starts | None]:
-    """Start the solver from known values; read the starts of its best solution."""
-    known = model.createSol()
-    for variable, value in values:
-        model.setSolVal(known, variable, value)
-    model.addSol(known)
-    answer = solve(model, time_limit_s=time_limit_s, seed=seed)
-    if answer.value is None:
-        return answer, None
-    return answer, tuple(round(model.getVal(variable)) for variable in begin)
 
 
 def _up(value: float) -> int:

@@ -18,7 +18,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import PLACEMENTS, Placement, Sharding, split
 from harness.planning.block_assignment import Allocation, row_owner
 from harness.planning.block_transfers import plan_allocation
-from harness.schedule.stream_schedule import Method, instance_of, search, tick_of
+from harness.schedule.stream_schedule import Method, search, stream_instance, tick_of
 from harness.simulate.timeline import graph_of
 from patterns.excerpt import excerpt
 from patterns.geometry import Chunk
@@ -198,7 +198,7 @@ def _quick_s(planning: Planning, plan: Plan) -> float:
         return seconds_of(planning.machine, plan)
     graph = graph_of(plan, planning.machine)
     tick_s = tick_of(graph)
-    found = search(instance_of(graph, tick_s), method=Method.CRITICAL_PATH)
+    found = search(stream_instance(graph, tick_s), method=Method.CRITICAL_PATH)
     return found.makespan * tick_s
 
 

@@ -14,25 +14,25 @@ from harness.plan.order import verify_schedule
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Tile, Transfer
 from harness.schedule.list_schedules import (
-    Instance,
     Starts,
-    both_ways,
+    StreamInstance,
     breadth_first,
     critical_path,
+    forward_backward,
     list_schedule,
-    samples,
-    strong_tail,
+    longest_tail_first,
+    random_lists,
 )
 from harness.schedule.scip import Status
 from harness.schedule.stream_schedule import (
-    Found,
+    FoundSchedule,
     Method,
-    Part,
+    TimeWindow,
     big_m,
     cumulative,
-    part_of,
     schedule_streams,
     search,
+    time_window,
 )
 from harness.simulate.queues import STREAMS, Stream
 from harness.simulate.simulator import simulate
@@ -44,7 +44,7 @@ from strategies import strategy
 # The tutorial's example, microseconds: q3 and kv3 arrive on one stream, three kernels run on
 # another, o3 leaves on a third. a1 waits for kv3, a2 for both, o3 for a2.
 Q3, KV3, A0, A1, A2, O3 = range(6)
-EXAMPLE = Instance(
+EXAMPLE = StreamInstance(
     durations=(20, 10, 10, 20, 10, 10),
     streams=((0,), (0,), (1,), (1,), (1,), (2,)),
     after=((), (), (), (KV3,), (Q3, KV3), (A2,)),
@@ -72,7 +72,7 @@ def test_every_step_finds_50_but_the_lists_that_fall_for_q3() -> None:
         assert (found.makespan, found.bound, found.proved, found.gap) == (50, 50, True, 0.0)
         assert found.starts[KV3] == 0
     trap = breadth_first(EXAMPLE)
-    whole = Part(EXAMPLE, EXAMPLE.heads, EXAMPLE.tails, [])
+    whole = TimeWindow(EXAMPLE, EXAMPLE.heads, EXAMPLE.tails, [])
     for program in (cumulative, big_m):
         answer, starts = program(whole, trap, bound=0, time_limit_s=10, seed=0, log=False)
         assert answer.status is Status.OPTIMAL
@@ -85,14 +85,14 @@ def test_every_step_finds_50_but_the_lists_that_fall_for_q3() -> None:
 
 
 @st.composite
-def instances(draw: st.DrawFn, most: int = 7) -> Instance:
+def instances(draw: st.DrawFn, most: int = 7) -> StreamInstance:
     """Transfers on two streams, kernels on one, delays on none."""
     count = draw(st.integers(1, most))
     seed = draw(st.integers(0, 1 << 30))
     return random_instance(count, ranks=draw(st.integers(1, 3)), seed=seed)
 
 
-def random_instance(count: int, ranks: int, seed: int) -> Instance:
+def random_instance(count: int, ranks: int, seed: int) -> StreamInstance:
     random = Random(seed)
     streams: list[tuple[int, ...]] = []
     for _ in range(count):
@@ -104,10 +104,10 @@ def random_instance(count: int, ranks: int, seed: int) -> Instance:
         for task in range(count)
     )
     durations = tuple(random.choice((0, 1, 2, 3, 5, 9)) for _ in range(count))
-    return Instance(durations, tuple(streams), after, tuple(len(s) == 2 for s in streams))
+    return StreamInstance(durations, tuple(streams), after, tuple(len(s) == 2 for s in streams))
 
 
-def topological_orders(instance: Instance) -> Iterator[tuple[int, ...]]:
+def topological_orders(instance: StreamInstance) -> Iterator[tuple[int, ...]]:
     for order in permutations(range(len(instance.durations))):
         place = {task: at for at, task in enumerate(order)}
         if all(place[f] < place[t] for t, earlier in enumerate(instance.after) for f in earlier):
@@ -116,13 +116,13 @@ def topological_orders(instance: Instance) -> Iterator[tuple[int, ...]]:
 
 @given(instances(6))
 @settings(max_examples=30)
-def test_the_program_is_as_good_as_trying_every_order(instance: Instance) -> None:
+def test_the_program_is_as_good_as_trying_every_order(instance: StreamInstance) -> None:
     best = min(
         instance.makespan(instance.left_shifted(order)) for order in topological_orders(instance)
     )
     assert instance.bound <= best
     worst = instance.left_shifted(next(topological_orders(instance)))
-    whole = Part(instance, instance.heads, instance.tails, [])
+    whole = TimeWindow(instance, instance.heads, instance.tails, [])
     for program in (cumulative, big_m):
         answer, starts = program(whole, worst, bound=0, time_limit_s=10, seed=0, log=False)
         assert starts is not None
@@ -134,10 +134,14 @@ def test_the_program_is_as_good_as_trying_every_order(instance: Instance) -> Non
 
 
 @given(instances(24))
-def test_all_lists_are_schedules_and_none_beats_the_bound(instance: Instance) -> None:
-    lists: list[Starts] = [critical_path(instance), strong_tail(instance), breadth_first(instance)]
-    lists += [both_ways(instance, lists[0])]
-    lists += [starts for starts, _ in zip(samples(instance, 3), range(4), strict=False)]
+def test_all_lists_are_schedules_and_none_beats_the_bound(instance: StreamInstance) -> None:
+    lists: list[Starts] = [
+        critical_path(instance),
+        longest_tail_first(instance),
+        breadth_first(instance),
+    ]
+    lists += [forward_backward(instance, lists[0])]
+    lists += [starts for starts, _ in zip(random_lists(instance, 3), range(4), strict=False)]
     for starts in lists:
         instance.check(starts)
         assert instance.makespan(starts) >= instance.bound
@@ -148,7 +152,7 @@ def test_all_lists_are_schedules_and_none_beats_the_bound(instance: Instance) ->
 
 
 @given(instances(12))
-def test_the_preemptive_bound_is_the_least_that_one_stream_allows(instance: Instance) -> None:
+def test_the_preemptive_bound_is_the_least_that_one_stream_allows(instance: StreamInstance) -> None:
     """Per stream: over all sets of its tasks, least head + sum of durations + least tail."""
     most = max(
         h + d + t
@@ -168,21 +172,21 @@ def test_the_preemptive_bound_is_the_least_that_one_stream_allows(instance: Inst
 
 
 def test_a_list_takes_the_smallest_key_of_what_is_ready() -> None:
-    three = Instance((4, 4, 4), ((0,), (0,), (0,)), ((), (), (0,)), (False,) * 3)
+    three = StreamInstance((4, 4, 4), ((0,), (0,), (0,)), ((), (), (0,)), (False,) * 3)
     assert list_schedule(three, [2.0, 1.0, 0.0]) == (4, 0, 8)
     assert list_schedule(three, [0.0, 1.0, 0.5]) == (0, 8, 4)
 
 
 def test_the_baselines_keys_grow_stale() -> None:
     """Tasks 1 and 2 are put in with the time known then; 1 keeps its place although 0 delays it."""
-    stale = Instance(
+    stale = StreamInstance(
         durations=(10, 5, 7, 1),
         streams=((0,), (0,), (1,), (1,)),
         after=((), (), (), (1,)),
         moves=(False,) * 4,
     )
     assert breadth_first(stale) == (0, 10, 0, 15)
-    late = Instance(
+    late = StreamInstance(
         durations=(3, 1, 2, 4),
         streams=((0,), (1,), (0, 2), (2,)),
         after=((), (), (1,), (1,)),
@@ -203,12 +207,12 @@ def test_a_better_window_makes_a_whole_that_is_as_good(seed: int, first: int, si
     starts = instance.left_shifted(instance.order(breadth_first(instance)))
     order = instance.order(starts)
     before, free, after = order[:first], order[first:][:size], order[first:][size:]
-    part = part_of(instance, before, free, after)
+    window = time_window(instance, before, free, after)
     old = tuple(starts[task] for task in free)
-    assert all(start >= head for start, head in zip(old, part.heads, strict=True))
-    answer, better = cumulative(part, old, bound=0, time_limit_s=5, seed=0, log=False)
+    assert all(start >= head for start, head in zip(old, window.heads, strict=True))
+    answer, better = cumulative(window, old, bound=0, time_limit_s=5, seed=0, log=False)
     assert better is not None
-    whole = [*before, *(free[index] for index in part.instance.order(better)), *after]
+    whole = [*before, *(free[index] for index in window.instance.order(better)), *after]
     length = instance.makespan(instance.left_shifted(whole))
     assert length <= instance.makespan(starts)
     assert length >= round(answer.value or 0)
@@ -221,15 +225,15 @@ def test_a_window_is_ordered_as_well_as_can_be(seed: int, first: int) -> None:
     starts = instance.left_shifted(instance.order(breadth_first(instance)))
     order = instance.order(starts)
     before, free, after = order[:first], order[first:][:5], order[first:][5:]
-    part = part_of(instance, before, free, after)
+    window = time_window(instance, before, free, after)
     old = tuple(starts[task] for task in free)
-    _, better = cumulative(part, old, bound=0, time_limit_s=5, seed=0, log=False)
+    _, better = cumulative(window, old, bound=0, time_limit_s=5, seed=0, log=False)
     assert better is not None
     best = min(
         instance.makespan(instance.left_shifted([*before, *(free[at] for at in inside), *after]))
-        for inside in topological_orders(part.instance)
+        for inside in topological_orders(window.instance)
     )
-    whole = [*before, *(free[index] for index in part.instance.order(better)), *after]
+    whole = [*before, *(free[index] for index in window.instance.order(better)), *after]
     assert instance.makespan(instance.left_shifted(whole)) == best
 
 
@@ -239,12 +243,12 @@ def test_a_search_with_windows_ends_with_a_schedule_and_a_bound() -> None:
     large.check(found.starts)
     assert large.makespan(found.starts) == found.makespan
     assert large.bound <= found.bound <= found.makespan
-    assert found.makespan <= large.makespan(strong_tail(large))
+    assert found.makespan <= large.makespan(longest_tail_first(large))
 
 
 def test_equal_seeds_give_equal_lists() -> None:
     instance = random_instance(60, ranks=4, seed=9)
-    one, other = (next(samples(instance, 4)) for _ in range(2))
+    one, other = (next(random_lists(instance, 4)) for _ in range(2))
     assert one == other
 
 
@@ -417,6 +421,6 @@ def test_scheduling_shortens_a_grid_that_stores_its_rows_first() -> None:
 @pytest.mark.slow
 def test_ten_thousand_tasks_are_scheduled_in_half_a_minute() -> None:
     large = random_instance(10_000, ranks=64, seed=2)
-    found: Found = search(large, time_limit_s=20)
+    found: FoundSchedule = search(large, time_limit_s=20)
     large.check(found.starts)
     assert found.seconds <= 30
