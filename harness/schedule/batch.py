@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.plan.plan import Plan
 from harness.plan.tasks import Leg, Transfer
-from harness.schedule.greedy import Candidate, Scene
+from harness.schedule.greedy import Replacement, TimedPlan
 from harness.schedule.substitute import Members, substituted, union
 
 _FEWEST = 2
@@ -43,22 +43,22 @@ def _way(move: Transfer) -> tuple[object, ...]:
     return leg.src, leg.dst, leg.version, heads if parts else None
 
 
-def candidates(scene: Scene) -> Iterator[Candidate]:
+def batched_transfers(timed: TimedPlan) -> Iterator[Replacement]:
     """All transfers between two ranks that leave at the start, all partial results, and halves."""
     groups: dict[tuple[tuple[object, ...], bool], list[int]] = {}
-    for index, task in enumerate(scene.plan.tasks):
+    for index, task in enumerate(timed.plan.tasks):
         if isinstance(task, Transfer) and task.leg.src.rank != task.leg.dst.rank:
-            early = not scene.graph.after[index]
+            early = not timed.graph.after[index]
             groups.setdefault((_way(task), early), []).append(index)
     for (_, early), members in groups.items():
         for some in _halves(members):
-            moves = [scene.plan.tasks[index] for index in some]
+            moves = [timed.plan.tasks[index] for index in some]
             leg = one_leg([move for move in moves if isinstance(move, Transfer)])
-            seconds = scene.costs.leg_s(leg)
-            separate_s = sum(scene.graph.seconds[index] for index in some)
-            streams = scene.graph.streams[some[0]]
+            seconds = timed.costs.leg_s(leg)
+            separate_s = sum(timed.graph.seconds[index] for index in some)
+            streams = timed.graph.streams[some[0]]
             gain_s = separate_s - seconds
-            yield Candidate(tuple(some), Transfer(leg), seconds, streams, gain_s, late=not early)
+            yield Replacement(tuple(some), Transfer(leg), seconds, streams, gain_s, late=not early)
 
 
 def _halves(members: Sequence[int]) -> Iterator[Sequence[int]]:

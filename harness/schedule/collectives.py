@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.plan.plan import Plan
 from harness.plan.tasks import Collective, CollectiveKind, Leg, Place, Tensor, Transfer, arrivals
 from harness.schedule.batch import one_leg
-from harness.schedule.greedy import Candidate, Scene
+from harness.schedule.greedy import Replacement, TimedPlan
 from harness.schedule.substitute import Members, substituted
 
 _FEWEST = 2
@@ -60,30 +60,30 @@ def _kind(legs: Sequence[Leg]) -> CollectiveKind:
     return CollectiveKind.ALL_GATHER if same and complete else CollectiveKind.ALL_TO_ALL
 
 
-def candidates(scene: Scene) -> Iterator[Candidate]:
+def gathered_transfers(timed: TimedPlan) -> Iterator[Replacement]:
     """For each kind of transfer, the groups of ranks in which every two exchange it."""
     kinds: dict[tuple[object, ...], list[int]] = {}
-    for index, task in enumerate(scene.plan.tasks):
+    for index, task in enumerate(timed.plan.tasks):
         if isinstance(task, Transfer) and task.leg.src.rank != task.leg.dst.rank:
             tensors = tuple(dict.fromkeys(piece.tensor for piece in task.leg.pieces))
-            kinds.setdefault((tensors, not scene.graph.after[index]), []).append(index)
+            kinds.setdefault((tensors, not timed.graph.after[index]), []).append(index)
     for (_, early), indices in kinds.items():
-        for members in _groups(scene.plan, indices):
-            tasks = [scene.plan.tasks[index] for index in members]
+        for members in _groups(timed.plan, indices):
+            tasks = [timed.plan.tasks[index] for index in members]
             moves = [task for task in tasks if isinstance(task, Transfer)]
             task = together(moves)
             ports: dict[int, float] = {}
             for index, move in zip(members, moves, strict=True):
-                for stream in scene.graph.streams[index]:
-                    leg_s = scene.costs.collective_leg_s(move.leg)
+                for stream in timed.graph.streams[index]:
+                    leg_s = timed.costs.collective_leg_s(move.leg)
                     ports[stream] = ports.get(stream, 0.0) + leg_s
-            seconds, lag_s = max(ports.values()), scene.costs.collective_start_s(task)
+            seconds, lag_s = max(ports.values()), timed.costs.collective_start_s(task)
             busy: dict[int, float] = {}
             for index in members:
-                for stream in scene.graph.streams[index]:
-                    busy[stream] = busy.get(stream, 0.0) + scene.graph.seconds[index]
+                for stream in timed.graph.streams[index]:
+                    busy[stream] = busy.get(stream, 0.0) + timed.graph.seconds[index]
             gain_s = max(busy.values()) - seconds - lag_s  # ports work side by side in both forms
-            yield Candidate(
+            yield Replacement(
                 members,
                 task,
                 seconds,

@@ -18,7 +18,7 @@ from harness.plan.plan import Plan
 from harness.plan.residency import Program, Slab, Step
 from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Piece, Tile
-from harness.schedule.greedy import Candidate, Scene
+from harness.schedule.greedy import Replacement, TimedPlan
 from harness.schedule.substitute import Members, substituted
 from harness.simulate.task_costs import costs_on
 from patterns.geometry import Relation
@@ -162,29 +162,29 @@ def _largest_first(cells: Cells, most: int) -> Iterator[Members]:
         yield tuple(sorted(free.pop((q, kv)) for q in rows for kv in columns))
 
 
-# Candidates ---------------------------------------------------------------------------------
+# Replacements -------------------------------------------------------------------------------
 
 
-def candidates(scene: Scene) -> Iterator[Candidate]:
+def fused_tiles(timed: TimedPlan) -> Iterator[Replacement]:
     """Rectangles of tiles, each with the seconds that one call saves if nothing waits."""
     found: dict[Members, Tile] = {}
-    for cells in _groups(scene.plan):
-        for members in _rectangles(scene, cells):
-            tile = joined([scene.tile(index) for index in members])
-            if tile is not None and one_call(scene.plan, tile):
+    for cells in _groups(timed.plan):
+        for members in _rectangles(timed, cells):
+            tile = joined([timed.tile(index) for index in members])
+            if tile is not None and one_call(timed.plan, tile):
                 found[members] = tile
-    seconds = tile_seconds(scene.plan, scene.cluster, list(found.values()))
+    seconds = tile_seconds(timed.plan, timed.cluster, list(found.values()))
     for (members, tile), (fresh_s, folded_s) in zip(found.items(), seconds, strict=True):
         begun = sum(
-            piece_bytes(scene.plan, scene.program.slabs[slab].piece)
+            piece_bytes(timed.plan, timed.program.slabs[slab].piece)
             for index in members
-            for slab in scene.program.steps[index].creates
+            for slab in timed.program.steps[index].creates
         )
-        share = begun / sum(piece_bytes(scene.plan, piece) for piece in tile.writes)
+        share = begun / sum(piece_bytes(timed.plan, piece) for piece in tile.writes)
         time_s = folded_s + (fresh_s - folded_s) * share
-        separate_s = sum(scene.graph.seconds[index] for index in members)
-        streams = scene.graph.streams[members[0]]
-        yield Candidate(members, tile, time_s, streams, separate_s - time_s, late=True)
+        separate_s = sum(timed.graph.seconds[index] for index in members)
+        streams = timed.graph.streams[members[0]]
+        yield Replacement(members, tile, time_s, streams, separate_s - time_s, late=True)
 
 
 def tile_seconds(plan: Plan, cluster: Cluster, tiles: Sequence[Tile]) -> list[tuple[float, float]]:
@@ -226,17 +226,17 @@ def _disjoint(units: Iterable[Chunks]) -> bool:
     return sum(map(len, distinct)) == len({chunk for unit in distinct for chunk in unit})
 
 
-def _rectangles(scene: Scene, cells: Cells) -> Iterator[Members]:
+def _rectangles(timed: TimedPlan, cells: Cells) -> Iterator[Members]:
     """Groups of at least two tiles that fill a rectangle, EMPTY blocks inside it allowed."""
     ready: dict[Chunks, float] = {}
     columns_of: dict[Chunks, set[Chunks]] = {}
     for (q, kv), index in cells.items():
         columns_of.setdefault(q, set()).add(kv)
-        arrived = scene.ready_s(index)
+        arrived = timed.ready_s(index)
         for unit in (q, kv):
             ready[unit] = min(arrived, ready.get(unit, arrived))
     seen: set[Members] = set()
-    for rows, columns in (*_full(columns_of), *_windows(scene, cells, columns_of)):
+    for rows, columns in (*_full(columns_of), *_windows(timed, cells, columns_of)):
         for some_rows, some_columns in _parts(
             sorted(rows, key=lambda unit: (ready[unit], unit)),
             sorted(columns, key=lambda unit: (ready[unit], unit)),
@@ -246,7 +246,7 @@ def _rectangles(scene: Scene, cells: Cells) -> Iterator[Members]:
             )
             if len(members) >= _FEWEST and members not in seen:
                 seen.add(members)
-                if scene.whole(members):
+                if timed.whole(members):
                     yield members
 
 
@@ -263,10 +263,10 @@ def _full(columns_of: Mapping[Chunks, set[Chunks]]) -> Iterator[tuple[set[Chunks
 
 
 def _windows(
-    scene: Scene, cells: Cells, columns_of: Mapping[Chunks, set[Chunks]]
+    timed: TimedPlan, cells: Cells, columns_of: Mapping[Chunks, set[Chunks]]
 ) -> Iterator[tuple[set[Chunks], set[Chunks]]]:
     """Squares of neighbouring rows and columns, which may be one triangle with an EMPTY corner."""
-    partial = [scene.partial(index) for index in cells.values()]
+    partial = [timed.partial(index) for index in cells.values()]
     if not any(partial):
         return
     rows = sorted(columns_of)

@@ -22,8 +22,8 @@ MOST_TRIES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One transformation.
+class Replacement:
+    """One task in the place of several.
 
     Attributes:
         members: Ids of the tasks that it replaces.
@@ -44,8 +44,8 @@ class Candidate:
     lag_s: float = 0.0
 
 
-class Scene:
-    """A plan on a cluster, with all that finders of candidates ask.
+class TimedPlan:
+    """A plan on a cluster, with all that finders of replacements ask.
 
     Args:
         plan: The plan; its order is the order of every stream.
@@ -89,13 +89,13 @@ class Scene:
         kv = {chunk for tile in tiles for chunk in tile.kv}
         return sum(tile.area for tile in tiles) == sum(self._areas[i][j] for i in q for j in kv)
 
-    def rank(self, each: "Candidate") -> tuple[int, float, Members]:
+    def rank(self, each: Replacement) -> tuple[int, float, Members]:
         """Largest gain first, to the picosecond; of equal ones that which waits for least."""
         ready_s = max(self._ready[index] for index in each.members)
         return -round(each.gain_s * 1e12), ready_s, each.members
 
 
-Finder = Callable[[Scene], Iterable[Candidate]]
+Finder = Callable[[TimedPlan], Iterable[Replacement]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ class Improved:
         plan: The plan with what was kept.
         before_s: Makespan before.
         after_s: Makespan after; equal to `before_s` if nothing was kept.
-        found: Candidates.
+        found: Replacements that would gain.
         tried: Of these, those that did not meet a task already replaced.
-        kept: Tasks that replaced others, in the order in which they were kept.
+        kept: Tasks that replaced others, in the order in which they did.
     """
 
     plan: Plan
@@ -133,59 +133,76 @@ def improve(
     in a balanced plan no single rank's gain shortens the whole until every rank has its own.
 
     Args:
-        plan: A plan; edges that its tasks do not need go (see `gates`).
+        plan: A plan; edges that its tasks do not need go (see `post_late`).
         cluster: Where it runs.
         finders: What to look for.
         evaluate: Seconds of a whole plan, the timeline's own by default. The result is judged by
             it once more, and given up if it takes longer.
         most_tries: Stop after so many tries.
     """
-    scene = Scene(plan, cluster)
-    line = scene.timeline
-    found = [each for finder in finders for each in finder(scene) if each.gain_s > 0]
-    found.sort(key=scene.rank)
-    tasks: dict[int, Task] = dict(enumerate(plan.tasks))
-    before_s = best_s = line.makespan
-    idle_s = line.idle
-    gone: set[int] = set()
-    kept: list[Task] = []
-    tried = 0
+    timed = TimedPlan(plan, cluster)
+    before_s = timed.timeline.makespan
+    found = [each for finder in finders for each in finder(timed) if each.gain_s > 0]
+    found.sort(key=timed.rank)
+    choice = _Choice(timed)
     for each in found:
-        if tried == most_tries:
+        if choice.tried == most_tries:
             break
-        if not gone.isdisjoint(each.members):
-            continue
-        tried += 1
-        limit_s = best_s * (1 + _LEAST)
-        change = line.replace(
+        choice.offer(each)
+    better = _judged(plan, cluster, choice, evaluate) if choice.kept else None
+    return Improved(
+        plan=better[0] if better else rebuilt(plan, plan.tasks),
+        before_s=before_s,
+        after_s=better[1] if better else before_s,
+        found=len(found),
+        tried=choice.tried,
+        kept=tuple(choice.kept) if better else (),
+    )
+
+
+class _Choice:
+    """The replacements that pay, applied to a timeline one after another."""
+
+    def __init__(self, timed: TimedPlan) -> None:
+        self.line = timed.timeline
+        self.tasks: dict[int, Task] = dict(enumerate(timed.plan.tasks))
+        self.kept: list[Task] = []
+        self.tried = 0
+        self._gone: set[int] = set()
+        self.before_s = self._best_s = self.line.makespan
+        self._idle_s = self.line.idle
+
+    def offer(self, each: Replacement) -> None:
+        """Apply a replacement, if its members are still there and it pays."""
+        if not self._gone.isdisjoint(each.members):
+            return
+        self.tried += 1
+        change = self.line.replace(
             each.members,
             each.seconds,
             each.streams,
             late=each.late,
             lag_s=each.lag_s,
-            limit_s=limit_s,
+            limit_s=self._best_s * (1 + _LEAST),
         )
         if change is None:
-            continue
-        makespan_s, now_idle_s = line.makespan, line.idle
-        if makespan_s >= best_s * (1 - _LEAST) and now_idle_s > idle_s * (1 + _LEAST):
+            return
+        makespan_s, idle_s = self.line.makespan, self.line.idle
+        if makespan_s >= self._best_s * (1 - _LEAST) and idle_s > self._idle_s * (1 + _LEAST):
             change.undo()
-            continue
-        best_s, idle_s = min(best_s, makespan_s), now_idle_s
-        gone.update(each.members)
-        tasks[change.node] = each.task
-        kept.append(each.task)
-    changed = rebuilt(plan, (tasks[node] for node in line.order()) if kept else plan.tasks)
+            return
+        self._best_s, self._idle_s = min(self._best_s, makespan_s), idle_s
+        self._gone.update(each.members)
+        self.tasks[change.node] = each.task
+        self.kept.append(each.task)
+
+
+def _judged(
+    plan: Plan, cluster: Cluster, choice: _Choice, evaluate: Callable[[Plan], float] | None
+) -> tuple[Plan, float] | None:
+    """Return the changed plan and its seconds; None if it takes longer than the plan as it was."""
     judge = evaluate or (lambda one: Timeline(graph_of(one, cluster)).makespan)
-    after_s = judge(changed) if kept else before_s
-    bare = rebuilt(plan, plan.tasks) if evaluate and kept else plan
-    if kept and after_s > (judge(bare) if evaluate else before_s):
-        changed, after_s, kept = rebuilt(plan, plan.tasks), before_s, []
-    return Improved(
-        plan=changed,
-        before_s=before_s,
-        after_s=after_s,
-        found=len(found),
-        tried=tried,
-        kept=tuple(kept),
-    )
+    changed = rebuilt(plan, (choice.tasks[node] for node in choice.line.order()))
+    after_s = judge(changed)
+    before_s = judge(rebuilt(plan, plan.tasks)) if evaluate else choice.before_s
+    return (changed, after_s) if after_s <= before_s else None

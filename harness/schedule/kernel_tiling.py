@@ -7,7 +7,11 @@ from harness.plan.plan import Plan
 from harness.schedule import batch, collectives, fuse
 from harness.schedule.greedy import MOST_TRIES, Finder, Improved, improve
 
-FINDERS: tuple[Finder, ...] = (fuse.candidates, batch.candidates, collectives.candidates)
+REPLACEMENT_FINDERS: tuple[Finder, ...] = (
+    fuse.fused_tiles,
+    batch.batched_transfers,
+    collectives.gathered_transfers,
+)
 
 
 def tile_kernels(
@@ -18,4 +22,4 @@ def tile_kernels(
     most_tries: int = MOST_TRIES,
 ) -> Improved:
     """Fuse tiles, batch transfers and gather them into collectives where it pays; see `improve`."""
-    return improve(plan, cluster, FINDERS, evaluate=evaluate, most_tries=most_tries)
+    return improve(plan, cluster, REPLACEMENT_FINDERS, evaluate=evaluate, most_tries=most_tries)

@@ -22,8 +22,8 @@ from harness.schedule import batch, fuse
 from harness.schedule.batch import batched
 from harness.schedule.collectives import gathered
 from harness.schedule.fuse import fused, fused_at_once
-from harness.schedule.greedy import Candidate, Scene, improve
-from harness.schedule.kernel_tiling import FINDERS, tile_kernels
+from harness.schedule.greedy import Replacement, TimedPlan, improve
+from harness.schedule.kernel_tiling import REPLACEMENT_FINDERS, tile_kernels
 from harness.schedule.split import split_columns, split_rows
 from harness.simulate.simulator import simulate
 from harness.simulate.timeline import Timeline, graph_of
@@ -34,7 +34,7 @@ from tests.fixtures.plans import fpdt
 from tests.harness.numeric import table_pattern, wrong
 from tests.harness.planning.test_block_transfers import cases
 
-ALL = FINDERS
+ALL = REPLACEMENT_FINDERS
 CLUSTER = h100(1)
 
 
@@ -118,8 +118,8 @@ def test_ten_blocks_become_the_three_kernels_of_the_figure() -> None:
 
 def test_the_largest_rectangle_is_tried_and_given_up_when_it_waits_too_long() -> None:
     plan, cluster = figure()
-    scene = Scene(plan, cluster)
-    by_gain = sorted(fuse.candidates(scene), key=lambda each: -each.gain_s)
+    timed = TimedPlan(plan, cluster)
+    by_gain = sorted(fuse.fused_tiles(timed), key=lambda each: -each.gain_s)
     assert isinstance(by_gain[0].task, Tile)
     assert (by_gain[0].task.q, by_gain[0].task.kv) == ((4, 5), (4, 5, 6, 7))
     assert by_gain[0].gain_s == pytest.approx(7 * BLOCK_S / 10, rel=1e-3)
@@ -439,9 +439,9 @@ def test_a_timeline_stays_right_while_nodes_are_replaced_and_restored(
     """After each change all ends are those of a timeline that is made anew."""
     one, allocation = case
     plan = plan_allocation(one, "by hand", Direction.BACKWARD, allocation)
-    scene = Scene(plan, CLUSTER)
-    line = scene.timeline
-    found = [each for finder in ALL for each in finder(scene)]
+    timed = TimedPlan(plan, CLUSTER)
+    line = timed.timeline
+    found = [each for finder in ALL for each in finder(timed)]
     random.shuffle(found)
     gone: set[int] = set()
     for each in found[:25]:
@@ -482,8 +482,8 @@ def test_a_result_that_the_caller_finds_slower_is_given_up() -> None:
 
 def test_gain_is_what_the_members_take_in_turn_less_what_one_takes() -> None:
     plan, cluster = figure()
-    scene = Scene(plan, cluster)
-    found: list[Candidate] = [each for finder in ALL for each in finder(scene)]
+    timed = TimedPlan(plan, cluster)
+    found: list[Replacement] = [each for finder in ALL for each in finder(timed)]
     for each in found:
         if isinstance(each.task, Transfer):
             saved = (len(each.members) - 1) * cluster.nvlink.latency_s
@@ -511,7 +511,7 @@ def test_zigzag_pairs_on_one_rank_are_worth_a_batch() -> None:
             cells=tuple(((0, 1, 2, 2, 1, 0)[i],) * 6 for i in range(6)),
         ),
     )
-    better = improve(plan, slow, [batch.candidates])
+    better = improve(plan, slow, [batch.batched_transfers])
     moves = [task for task in better.plan.tasks if isinstance(task, Transfer)]
     assert len(moves) == 6
     assert better.after_s < better.before_s
