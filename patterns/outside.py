@@ -13,15 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-STRATEGIES = "cpbench.strategies"
-PATTERNS = "cpbench.patterns"
+STRATEGY_GROUP = "cpbench.strategies"
+PATTERN_GROUP = "cpbench.patterns"
 """The groups of entry points under which installed packages register theirs."""
 
 T = TypeVar("T")
 _PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)(?::(.*))?", re.DOTALL | re.ASCII)
 
 
-def split(text: str, known: Mapping[str, object], group: str) -> tuple[str, str]:
+def split_name(text: str, known: Mapping[str, object], group: str) -> tuple[str, str]:
     """Split what was typed into a name and what follows its colon.
 
     Args:
@@ -46,7 +46,7 @@ def find(name: str, group: str, kind: type[T]) -> T | None:
     """Import what a name from outside stands for; None if it is no such name.
 
     Args:
-        name: As `split` gave it.
+        name: As `split_name` gave it.
         group: Entry points that count as names.
         kind: What it must be.
 

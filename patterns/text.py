@@ -84,7 +84,7 @@ def is_spelled_out(pattern: Pattern) -> bool:
 
 def _named(text: str) -> tuple[str, Kind, str]:
     """Return a pattern's name, its kind, and its parameters, which are still to be read."""
-    name, rest = outside.split(text.strip(), PATTERNS, outside.PATTERNS)
+    name, rest = outside.split_name(text.strip(), PATTERNS, outside.PATTERN_GROUP)
     name = name.strip()
     return name, kind_of(name), rest
 
@@ -98,12 +98,12 @@ def kind_of(name: str) -> Kind:
     if name in PATTERNS:
         return PATTERNS[name]
     try:
-        found = outside.find(name, outside.PATTERNS, Kind)
+        found = outside.find(name, outside.PATTERN_GROUP, Kind)
     except ValueError as error:
-        other = outside.ways_out(PATTERNS, outside.PATTERNS)
+        other = outside.ways_out(PATTERNS, outside.PATTERN_GROUP)
         raise ValueError(f"pattern ({name}) {error}; {other}") from None
     if found is None:
-        known = ", ".join([*PATTERNS, *outside.registered(outside.PATTERNS)])
+        known = ", ".join([*PATTERNS, *outside.registered(outside.PATTERN_GROUP)])
         raise ValueError(f"unknown pattern {name!r}; choose one of {known}")
     return found
 

@@ -25,8 +25,8 @@ from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver.assign import assign
 from strategies.ultraattn.solver.instance import BACKWARD, FORWARD
 from strategies.ultraattn.solver.published_instances import (
-    PATTERNS,
     SEED,
+    SEED_TABLES,
     at_degree,
     logged,
     node_blocks,
@@ -139,14 +139,14 @@ def _table(name: str, degree: int) -> Table:
     if name == "seed example":
         return SEED
     if name == "global_local band":  # what the first of two nodes sees
-        return node_blocks(PATTERNS["global_local"], 2, degree)[0, 0]
-    return at_degree(PATTERNS[name], degree)
+        return node_blocks(SEED_TABLES["global_local"], 2, degree)[0, 0]
+    return at_degree(SEED_TABLES[name], degree)
 
 
 def _proofs() -> Iterator[Case]:
     """Yield all tables of degree 8 that a single node or one of several sees, each once."""
     seen: list[Table] = []
-    for pattern, raw in PATTERNS.items():
+    for pattern, raw in SEED_TABLES.items():
         found = {f"{pattern}": at_degree(raw, 8)} if 8 % len(raw) == 0 else {}
         for nodes in (2, 4, 8):
             for place, table in node_blocks(raw, nodes, 8).items():

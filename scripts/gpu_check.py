@@ -51,7 +51,7 @@ import torch
 from harness.base.environment import environment
 from harness.base.json_fields import json_text
 from harness.check.axes import Axes, pairwise
-from harness.check.cell import Cell, check
+from harness.check.cell import JudgedCell, check
 from harness.check.run import cost
 from harness.errors import HarnessError
 from harness.execute import kernels_cuda
@@ -214,10 +214,10 @@ def judged(name: str, config: Config, device: torch.device) -> list[dict[str, ob
     """Check both directions of a cell with one kernel."""
     try:
         with nullcontext() if name == MATH else kernels_cuda.only(name):
-            pair: Sequence[Cell] = check(config, seeds=SEEDS, device=device)
+            pair: Sequence[JudgedCell] = check(config, seeds=SEEDS, device=device)
     except (HarnessError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        pair = [Cell(config, Outcome.FAILED, reason)]
+        pair = [JudgedCell(config, Outcome.FAILED, reason)]
     return [{"kernel": name, **cell.record().as_json()} for cell in pair]
 
 

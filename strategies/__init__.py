@@ -67,7 +67,7 @@ def strategy(text: str) -> Chosen:
             f"{text}: it is another project's code and has no plan; measure or check it",
             ("sweep --mode measure", "check"),
         )
-    name, options = outside.split(text, {**EVERY_STRATEGY, **_ALIASES}, outside.STRATEGIES)
+    name, options = outside.split_name(text, {**EVERY_STRATEGY, **_ALIASES}, outside.STRATEGY_GROUP)
     return choose(named(name), options, text)
 
 
@@ -81,12 +81,12 @@ def named(name: str) -> Strategy[Any]:
     if ours is not None:
         return ours
     try:
-        found: Strategy[Any] | None = outside.find(name, outside.STRATEGIES, Strategy)
+        found: Strategy[Any] | None = outside.find(name, outside.STRATEGY_GROUP, Strategy)
     except ValueError as error:
-        other = outside.ways_out(dict(sorted(EVERY_STRATEGY.items())), outside.STRATEGIES)
+        other = outside.ways_out(dict(sorted(EVERY_STRATEGY.items())), outside.STRATEGY_GROUP)
         raise ValueError(f"strategy ({name}) {error}; {other}") from None
     if found is None:
-        known = ", ".join(sorted({**EVERY_STRATEGY, **outside.registered(outside.STRATEGIES)}))
+        known = ", ".join(sorted({**EVERY_STRATEGY, **outside.registered(outside.STRATEGY_GROUP)}))
         raise ValueError(f"strategy ({name}) is unknown; choose from {known}")
     return replace(found, name=name)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness.base.environment import cpu_model
 from harness.base.workers import cores
 from harness.execute import kernels
-from harness.fit.this_machine import Figures, Shape
+from harness.fit.this_machine import Figures, KernelShape
 from harness.measure.cell import RankSample, rank_job
 from harness.plan.masks import Mask, MaskKind
 from harness.plan.problem import Direction, Dtype
@@ -26,8 +26,8 @@ from harness.records.config import Config, Where
 from strategies import BASE
 
 K = TypeVar("K")
-HEAD_DIMS = (64, 128)
-HEADS = (2, 8)
+MEASURED_HEAD_DIMS = (64, 128)
+MEASURED_HEADS = (2, 8)
 TOKENS = (64, 128, 256, 512, 1024, 2048)
 _RATIOS = ((256, 1024), (1024, 256), (512, 2048), (2048, 512))
 _MOST_FLOPS = 2.2e9
@@ -41,15 +41,15 @@ _TINY = 128
 _TIMEOUT_S = 80.0
 
 
-def shapes() -> Iterator[Shape]:
+def shapes() -> Iterator[KernelShape]:
     """The kernel calls that are measured."""
-    for head_dim in HEAD_DIMS:
-        for heads in HEADS:
+    for head_dim in MEASURED_HEAD_DIMS:
+        for heads in MEASURED_HEADS:
             for rows, columns in (*((n, n) for n in TOKENS), *_RATIOS):
                 if 4 * rows * columns * heads * head_dim <= _MOST_FLOPS:
-                    yield Shape(rows, columns, heads, head_dim, causal=False)
+                    yield KernelShape(rows, columns, heads, head_dim, causal=False)
                     if rows == columns:
-                        yield Shape(rows, columns, heads, head_dim, causal=True)
+                        yield KernelShape(rows, columns, heads, head_dim, causal=True)
 
 
 def measure_machine(log: Callable[[str], None]) -> Figures:
@@ -116,13 +116,15 @@ def _timed(work: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, floa
     return _median(samples)
 
 
-def _kernel_times(member: Member, kind: str) -> dict[Shape, float]:
+def _kernel_times(member: Member, kind: str) -> dict[KernelShape, float]:
     """Time every kernel call (a job for a `Team`)."""
     del member
     return _timed({shape: _call(shape, kind) for shape in shapes()}, _REPEATS)
 
 
-def _call(shape: Shape, kind: str, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
+def _call(
+    shape: KernelShape, kind: str, dtype: torch.dtype = torch.float32
+) -> Callable[[], object]:
     queries = (1, shape.heads, shape.rows, shape.head_dim)
     keys = (1, shape.heads, shape.columns, shape.head_dim)
     q, dout, k, v = (torch.randn(size, dtype=dtype) for size in (queries, queries, keys, keys))
@@ -146,8 +148,10 @@ def _merge_times(member: Member) -> dict[int, float]:
     del member
     work: dict[int, Callable[[], object]] = {}
     for tokens in TOKENS:
-        out_acc, out = (torch.randn(1, HEADS[1], tokens, HEAD_DIMS[0]) for _ in range(2))
-        lse_acc, lse = (torch.randn(1, HEADS[1], tokens) for _ in range(2))
+        out_acc, out = (
+            torch.randn(1, MEASURED_HEADS[1], tokens, MEASURED_HEAD_DIMS[0]) for _ in range(2)
+        )
+        lse_acc, lse = (torch.randn(1, MEASURED_HEADS[1], tokens) for _ in range(2))
         size = (out.numel() + lse.numel()) * out.element_size()
         work[size] = partial(kernels.merge_, out_acc, lse_acc, out, lse)
     return _timed(work, _MESSAGE_REPEATS)
@@ -170,7 +174,7 @@ def _product_times(member: Member) -> dict[int, float]:
 def _precision_times(member: Member) -> dict[Dtype, float]:
     """Time one kernel call in every precision that has a peak (a job for a `Team`)."""
     del member
-    shape = Shape(1024, 1024, heads=2, head_dim=64, causal=False)
+    shape = KernelShape(1024, 1024, heads=2, head_dim=64, causal=False)
     timed = (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16)
     return _timed(
         {each: _call(shape, "forward", getattr(torch, each.value)) for each in timed}, _REPEATS
@@ -215,9 +219,9 @@ def empty_cell(cp: int, direction: Direction) -> Config:
         cp=cp,
         seqlen_q=_TINY,
         seqlen_kv=_TINY,
-        heads_q=HEADS[0],
-        heads_kv=HEADS[0],
-        head_dim=HEAD_DIMS[0],
+        heads_q=MEASURED_HEADS[0],
+        heads_kv=MEASURED_HEADS[0],
+        head_dim=MEASURED_HEAD_DIMS[0],
         dtype=Dtype.FLOAT32,
         direction=direction,
         transport=Where.GLOO,

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.base.environment import environment
 from harness.calibrate.measure_machine import empty_cell, measure_machine
 from harness.cluster.calibration import Calibration, dump
-from harness.fit.this_machine import fit_local, sources_of, with_overheads
+from harness.fit.this_machine import fit_local, machine_sources, with_overheads
 from harness.measure.cells import Limits, measure_cells
 from harness.plan.problem import Direction, Dtype
 from harness.planning.strategy import Context
@@ -22,7 +22,7 @@ from harness.sweep.simulate_cells import simulate_cell
 from harness.verify.proof import verify
 from strategies import STRATEGIES, strategy
 
-Pair = tuple[CellRecord, CellRecord]
+RecordPair = tuple[CellRecord, CellRecord]
 """The measured and the simulated record of one cell."""
 PROMISED = 0.15
 """Median error of predicted sweeps on the machine that was calibrated."""
@@ -33,7 +33,7 @@ def calibrated(date: str, log: Callable[[str], None]) -> str:
     figures = measure_machine(log)
     value = fit_local(figures, date, log)
     empty = {(d, cp): _seconds(empty_cell(cp, Direction(d)), value) for d, cp in figures.empty}
-    return dump(with_overheads(value, empty, figures.empty), sources_of(date))
+    return dump(with_overheads(value, empty, figures.empty), machine_sources(date))
 
 
 def _seconds(config: Config, fitted: Calibration) -> float:
@@ -45,7 +45,7 @@ def _seconds(config: Config, fitted: Calibration) -> float:
     return prices.seconds_of(skeleton_on(program, fitted, eager=False))
 
 
-def cells() -> Iterator[Config]:
+def compared_cells() -> Iterator[Config]:
     """What is compared: every strategy, two patterns, small and middling lengths, cp 1, 2 and 4."""
     axes = product((1, 2, 4), (512, 1024, 2048), ("causal", "star"), Direction, STRATEGIES)
     for cp, tokens, pattern, direction, name in axes:
@@ -64,13 +64,13 @@ def cells() -> Iterator[Config]:
         )
 
 
-def check(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
+def check_predictions(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
     """Measure, predict and compare; print the table and keep the records.
 
     Returns:
         0 if the median error is at most what is promised, 1 if not.
     """
-    configs = list(cells())
+    configs = list(compared_cells())
     limits = Limits(iterations=10, warmup=3)
     log(f"measuring {len(configs)} cells, about half a second each")
     measured = list(measure_cells(configs, limits))
@@ -90,13 +90,13 @@ def check(path: Path, output: Path | None, log: Callable[[str], None]) -> int:
     return 0 if statistics.median(map(_gap, pairs)) <= PROMISED else 1
 
 
-def _gap(pair: Pair) -> float:
+def _gap(pair: RecordPair) -> float:
     return abs(pair[1].seconds / pair[0].seconds - 1)
 
 
-def table(pairs: Sequence[Pair]) -> str:
+def table(pairs: Sequence[RecordPair]) -> str:
     """Per degree, length and direction: cells, median, mean and largest error, signed error."""
-    groups: dict[tuple[int, int, Direction], list[Pair]] = {}
+    groups: dict[tuple[int, int, Direction], list[RecordPair]] = {}
     for pair in pairs:
         cell = pair[0].config
         key = (cell.cp, cell.seqlen_q, cell.direction)
@@ -114,7 +114,7 @@ def table(pairs: Sequence[Pair]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(members: Sequence[Pair]) -> str:
+def _row(members: Sequence[RecordPair]) -> str:
     gaps = [_gap(pair) for pair in members]
     signed = statistics.mean(s.seconds / m.seconds - 1 for m, s in members)
     shown = statistics.median(gaps), statistics.mean(gaps), max(gaps)

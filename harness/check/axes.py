@@ -12,8 +12,7 @@ from harness.plan.problem import Dtype
 from harness.plan.tasks import Scope
 from harness.planning.peers import is_peer
 from harness.records.config import Config
-from patterns import PATTERNS as KINDS
-from patterns import sampled
+from patterns import PATTERNS, sampled
 from strategies import EVERY_STRATEGY, STRATEGIES, quick, strategy
 
 CPS = (1, 2, 3, 4, 7, 8, 16)
@@ -23,9 +22,9 @@ BATCHES = (1, 2)
 LENGTHS = (1, 5, 64, 97, 1020)
 HEAD_DIMS = (4, 5, 64, 256)
 _CROSS = "_cross"
-PATTERNS = (
-    *(name for name, kind in KINDS.items() if kind.sample is not None),
-    *(f"{name}{_CROSS}" for name, kind in KINDS.items() if kind.sample_cross is not None),
+GRID_PATTERNS = (
+    *(name for name, kind in PATTERNS.items() if kind.sample is not None),
+    *(f"{name}{_CROSS}" for name, kind in PATTERNS.items() if kind.sample_cross is not None),
 )
 """Every pattern that can be checked without a file, and those that also cross."""
 LAYER_CPS = (1, 2, 4, 8)
@@ -55,7 +54,7 @@ class Axes:
     """The values that a grid is made of."""
 
     strategies: tuple[str, ...] = field(default_factory=lambda: rows(Scope.ATTENTION))
-    patterns: tuple[str, ...] = PATTERNS
+    patterns: tuple[str, ...] = GRID_PATTERNS
     cps: tuple[int, ...] = CPS
     dtypes: tuple[Dtype, ...] = DTYPES
     heads: tuple[tuple[int, int], ...] = HEADS
@@ -123,7 +122,7 @@ def _stages(axes: Axes) -> Iterator[Together]:
             yield (0, text), (2, cp), (4, both)
 
 
-def whole(axes: Axes) -> Iterator[Config]:
+def whole_product(axes: Axes) -> Iterator[Config]:
     """Yield the whole product of the axes, those of one problem together: they share an oracle."""
     strategies, patterns, cps, *rest = (list(dict.fromkeys(axis)) for axis in axes.values())
     for *others, pattern in product(*rest, patterns):
@@ -177,7 +176,7 @@ def _config(row: Sequence[object]) -> Config:
     assert isinstance(cp, int) and isinstance(seqlen, int) and isinstance(heads, tuple)
     assert isinstance(batch, int) and isinstance(head_dim, int) and isinstance(scope, Scope)
     assert rotary is None or isinstance(rotary, float)
-    text, seqlen_kv = spelled(pattern, seqlen)
+    text, seqlen_kv = spelled_pattern(pattern, seqlen)
     # Some need a head for every rank: take the same geometry several times over.
     least = None if is_peer(name) else strategy(name).strategy.checks.least_heads
     times = 1 if least is None else -(-least(cp) // heads[0])
@@ -198,9 +197,9 @@ def _config(row: Sequence[object]) -> Config:
     )
 
 
-def spelled(pattern: str, seqlen: int) -> tuple[str, int]:
+def spelled_pattern(pattern: str, seqlen: int) -> tuple[str, int]:
     """Spell a pattern of the grid for a length: its text and the number of keys."""
-    crossing = KINDS.get(pattern.removesuffix(_CROSS)) if pattern.endswith(_CROSS) else None
+    crossing = PATTERNS.get(pattern.removesuffix(_CROSS)) if pattern.endswith(_CROSS) else None
     if crossing is None or crossing.sample_cross is None:
         return sampled(pattern, seqlen), seqlen
     name, parameters = pattern.removesuffix(_CROSS), crossing.sample_cross

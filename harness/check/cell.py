@@ -35,7 +35,7 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class JudgedCell:
     """One judged cell.
 
     Attributes:
@@ -175,7 +175,7 @@ def planned_traffic(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
 
 def check(
     config: Config, *, seeds: tuple[int, ...] = SEEDS, device: torch.device | None = None
-) -> tuple[Cell, Cell]:
+) -> tuple[JudgedCell, JudgedCell]:
     """Judge the forward and the backward of one configuration on the local transport.
 
     Args:
@@ -191,10 +191,10 @@ def check(
         problem = config.problem
         plans = planned(problem, config.strategy)
     except UnsupportedError as error:
-        return pair_of(Cell(cell, Outcome.REFUSED, str(error)) for cell in cells)
+        return pair_of(JudgedCell(cell, Outcome.REFUSED, str(error)) for cell in cells)
     except PlanError as error:
         reason = told(error)
-        return pair_of(Cell(cell, Outcome.FAILED, reason) for cell in cells)
+        return pair_of(JudgedCell(cell, Outcome.FAILED, reason) for cell in cells)
     judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
     worst: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -215,7 +215,7 @@ def check(
     return pair_of(_judge(cell, worst, most, found, digests) for cell in cells)
 
 
-def pair_of(cells: Iterable[Cell]) -> tuple[Cell, Cell]:
+def pair_of(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, JudgedCell]:
     """Take the cells of the two directions."""
     forward, backward = cells
     return forward, backward
@@ -276,7 +276,7 @@ def _judge(
     most: Mapping[str, float],
     found: Mapping[Direction, list[str]],
     digests: Mapping[Direction, str],
-) -> Cell:
+) -> JudgedCell:
     problem = config.problem
     own = [name for name, _ in results_of(problem, config.direction)]
     names = own
@@ -288,7 +288,7 @@ def _judge(
         if not worst[name] <= most[name]
     ]
     wrong += found[config.direction]
-    return Cell(
+    return JudgedCell(
         config,
         Outcome.FAILED if wrong else Outcome.PASSED,
         "; ".join(wrong),
@@ -344,7 +344,7 @@ def group_run(
     }
 
 
-def as_group(cell: Cell, ranks: Sequence[RankRun] = ()) -> Cell:
+def as_group(cell: JudgedCell, ranks: Sequence[RankRun] = ()) -> JudgedCell:
     """Judge a team's results against the local run's: the same bits, or failed.
 
     Args:

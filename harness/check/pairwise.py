@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 from allpairspy import AllPairs
 
-Row = tuple[object, ...]
+CoveringRow = tuple[object, ...]
 Together = tuple[tuple[int, object], ...]
 """Values that are to stand in one row, each with the number of its axis."""
 
@@ -19,7 +19,7 @@ def covering(
     *,
     seed: int,
     also: Iterable[Together] = (),
-) -> Iterator[Row]:
+) -> Iterator[CoveringRow]:
     """Yield rows such that every two values of different axes that can meet do.
 
     The library's covering is not complete where rows are refused: it ends at the first row that
@@ -53,11 +53,11 @@ def _pairs(axes: Sequence[Sequence[object]]) -> Iterator[Together]:
             yield (i, a), (j, b)
 
 
-def _in(together: Together, row: Row) -> bool:
+def _in(together: Together, row: CoveringRow) -> bool:
     return all(row[axis] == value for axis, value in together)
 
 
-def _meet(missing: dict[Together, None], row: Row) -> None:
+def _meet(missing: dict[Together, None], row: CoveringRow) -> None:
     """Strike out what meets in a row."""
     for together in [each for each in missing if _in(each, row)]:
         del missing[together]
@@ -68,8 +68,8 @@ def _completed(
     fits: Callable[[Sequence[object]], bool],
     fixed: dict[int, object],
     draw: random.Random,
-    begun: Row = (),
-) -> Row | None:
+    begun: CoveringRow = (),
+) -> CoveringRow | None:
     """Find a row that fits and has the fixed values, in a drawn order; None if there is none."""
     at = len(begun)
     if at == len(axes):

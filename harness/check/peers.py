@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.check.cell import SEEDS, Cell
+from harness.check.cell import SEEDS, JudgedCell
 from harness.oracle.reference import reference_of
 from harness.oracle.tolerance import errors
 from harness.peers.limits import judged, limits
@@ -12,7 +12,7 @@ from harness.records.check_record import Outcome
 from harness.records.config import Config
 
 
-def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> Cell:
+def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> JudgedCell:
     """Judge a cell of `check`.
 
     Args:
@@ -35,4 +35,4 @@ def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> Cell:
         if not worst[name] <= most[name]
     ]
     status = Outcome.FAILED if wrong else Outcome.PASSED
-    return Cell(config, status, "; ".join(wrong), worst, most)
+    return JudgedCell(config, status, "; ".join(wrong), worst, most)

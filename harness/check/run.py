@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from harness.base.workers import spread
-from harness.check.cell import SEEDS, Cell, as_group, check, group_run, pair_of
+from harness.check.cell import SEEDS, JudgedCell, as_group, check, group_run, pair_of
 from harness.check.peers import judge_peer
 from harness.errors import told
 from harness.peers.run import peer_job, refusal
@@ -29,7 +29,7 @@ def cost(config: Config) -> float:
     return pairs * (config.head_dim + 16) + 1e6 * config.cp
 
 
-def check_all(configs: Iterable[Config], *, jobs: int) -> Iterator[tuple[Cell, Cell]]:
+def check_all(configs: Iterable[Config], *, jobs: int) -> Iterator[tuple[JudgedCell, JudgedCell]]:
     """Judge configurations on the local transport.
 
     Args:
@@ -69,11 +69,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _check_few(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
+def _check_few(configs: Sequence[Config]) -> list[tuple[JudgedCell, JudgedCell]]:
     return [_check_one(config) for config in configs]
 
 
-def _check_one(config: Config) -> tuple[Cell, Cell]:
+def _check_one(config: Config) -> tuple[JudgedCell, JudgedCell]:
     try:
         return check(config)
     except Exception as error:  # the boundary of the cell: the others go on
@@ -82,13 +82,13 @@ def _check_one(config: Config) -> tuple[Cell, Cell]:
         return _both_failed(config, f"{told(error)} ({where})")
 
 
-def _lost(configs: Sequence[Config]) -> list[tuple[Cell, Cell]]:
+def _lost(configs: Sequence[Config]) -> list[tuple[JudgedCell, JudgedCell]]:
     return [_both_failed(config, "the process that ran it died") for config in configs]
 
 
-def _both_failed(config: Config, reason: str) -> tuple[Cell, Cell]:
+def _both_failed(config: Config, reason: str) -> tuple[JudgedCell, JudgedCell]:
     forward, backward = (
-        Cell(replace(config, direction=direction), Outcome.FAILED, reason)
+        JudgedCell(replace(config, direction=direction), Outcome.FAILED, reason)
         for direction in Direction
     )
     return forward, backward
@@ -96,7 +96,7 @@ def _both_failed(config: Config, reason: str) -> tuple[Cell, Cell]:
 
 def check_group(
     configs: Iterable[Config], *, jobs: int, repeat: int = 1, timeout_s: float = _TIMEOUT_S
-) -> Iterator[tuple[Cell, Cell]]:
+) -> Iterator[tuple[JudgedCell, JudgedCell]]:
     """Judge configurations on the local transport, then in gloo processes: the same bits.
 
     Args:
@@ -129,7 +129,7 @@ def check_group(
 
 def check_peers(
     configs: Iterable[Config], *, timeout_s: float = _TIMEOUT_S
-) -> Iterator[tuple[Cell, Cell]]:
+) -> Iterator[tuple[JudgedCell, JudgedCell]]:
     """Judge other projects' code, which runs in gloo processes alone, by the same oracle.
 
     Args:
@@ -145,7 +145,7 @@ def check_peers(
             ]
             refused = _peer_refusal(config)
             if refused is not None:
-                yield pair_of(Cell(cell, Outcome.REFUSED, refused) for cell in cells)
+                yield pair_of(JudgedCell(cell, Outcome.REFUSED, refused) for cell in cells)
                 continue
             judged = []
             for cell in cells:
@@ -168,21 +168,21 @@ def _peer_refusal(config: Config) -> str | None:
     return None if refused is None else refused.reason
 
 
-def _peer_cell(team: Team, config: Config, timeout_s: float) -> Cell:
+def _peer_cell(team: Team, config: Config, timeout_s: float) -> JudgedCell:
     try:
         return judge_peer(config, lambda seed: team.run(peer_job, timeout_s, config, 0, 1, seed))
     except WorkerError as error:
         reason = f"{config.strategy} itself failed: {error.kind.value}: {error}"
-        return Cell(config, Outcome.FAILED, reason)
+        return JudgedCell(config, Outcome.FAILED, reason)
 
 
-def _degree(pair: tuple[Cell, Cell]) -> int:
+def _degree(pair: tuple[JudgedCell, JudgedCell]) -> int:
     return pair[0].config.cp
 
 
 def _in_team(
-    team: Team, forward: Cell, backward: Cell, repeat: int, timeout_s: float
-) -> tuple[Cell, Cell]:
+    team: Team, forward: JudgedCell, backward: JudgedCell, repeat: int, timeout_s: float
+) -> tuple[JudgedCell, JudgedCell]:
     for number in range(repeat):
         try:
             answers = team.run(group_run, timeout_s, forward.config, SEEDS[0], account=number == 0)

@@ -15,7 +15,7 @@ from harness.base.files import write_whole
 from harness.calibrate import this_machine
 from harness.cluster.calibration import dump, load
 from harness.commands.arguments import Help, example, path
-from harness.fit.cluster import MACHINES, fit_cluster, sources_of
+from harness.fit.cluster import MACHINES, cluster_sources, fit_cluster
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -101,10 +101,10 @@ def _from_logs(args: argparse.Namespace, date: str) -> str:
         raise ValueError(f"--from-logs ({args.from_logs}) must be a folder of measured tables")
     _require_place(args.output)
     machine = next(machine for machine in MACHINES if machine.name == args.cluster)
-    return dump(fit_cluster(args.from_logs, machine, date, _log), sources_of(machine, date))
+    return dump(fit_cluster(args.from_logs, machine, date, _log), cluster_sources(machine, date))
 
 
 def _check(args: argparse.Namespace) -> int:
     """Compare; a median error that is larger than promised is a failure found."""
     load(args.check)  # a wrong file is a wrong call
-    return this_machine.check(args.check, args.output, _log)
+    return this_machine.check_predictions(args.check, args.output, _log)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
-from harness.check.axes import Axes, pairwise, size, spelled, whole
-from harness.check.cell import Cell
+from harness.check.axes import Axes, pairwise, size, spelled_pattern, whole_product
+from harness.check.cell import JudgedCell
 from harness.check.run import check_all, check_group, check_peers, dearest_first, hashes_of
 from harness.commands.arguments import (
     Help,
@@ -157,7 +157,7 @@ def _axes(args: argparse.Namespace) -> Axes:
     axes = replace(axes, strategies=expanded(axes.strategies, _known))
     for text in axes.patterns:
         for seqlen in axes.lengths:
-            spelling, seqlen_kv = spelled(text, seqlen)
+            spelling, seqlen_kv = spelled_pattern(text, seqlen)
             make_pattern(spelling, seqlen, seqlen_kv, cross=seqlen != seqlen_kv)
     if max(axes.cps) > _MOST_RANKS:
         raise ValueError(f"cp ({max(axes.cps)}) must be at most {_MOST_RANKS} in a check")
@@ -183,14 +183,16 @@ def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
         parts = [axes]
     if args.full:
         for part in parts:
-            yield from whole(part)
+            yield from whole_product(part)
     else:
         configs = dearest_first(pairwise(axes))
         for part in parts:
             yield from (config for config in configs if config.cp in part.cps)
 
 
-def _judge(args: argparse.Namespace, axes: Axes, done: set[str]) -> Iterator[tuple[Cell, Cell]]:
+def _judge(
+    args: argparse.Namespace, axes: Axes, done: set[str]
+) -> Iterator[tuple[JudgedCell, JudgedCell]]:
     """Judge what is not done yet."""
     total = size(axes) if args.full else sum(1 for _ in pairwise(axes))
     with Live("check", total) as live:

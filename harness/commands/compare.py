@@ -13,10 +13,10 @@ from harness.base.json_fields import json_text
 from harness.commands.arguments import Help, example, path, positive
 from harness.commands.progress import Output, say
 from harness.records.legible import read_cells
-from harness.report.compare import THRESHOLD, Change, Comparison, Kind, compare
+from harness.report.compare import THRESHOLD, CellChange, ChangeKind, Comparison, compare
 from harness.report.reading import read_cell
 
-_ALONE = (Kind.MISSING, Kind.EXTRA)
+_ALONE = (ChangeKind.MISSING, ChangeKind.EXTRA)
 _SHOWN = 5
 """Cells of one set alone that are shown; all are in the JSON."""
 
@@ -100,10 +100,10 @@ def _print(console: Output, found: Comparison) -> None:
     console.print(f"{found.matched} cells in both, {what}")
 
 
-def _few(changes: Sequence[Change]) -> tuple[list[Change], Counter[Kind]]:
+def _few(changes: Sequence[CellChange]) -> tuple[list[CellChange], Counter[ChangeKind]]:
     """Leave out all but a few of the cells that only one set has; count those left out."""
-    shown: list[Change] = []
-    seen: Counter[Kind] = Counter()
+    shown: list[CellChange] = []
+    seen: Counter[ChangeKind] = Counter()
     for change in changes:
         seen[change.kind] += 1
         if change.kind not in _ALONE or seen[change.kind] <= _SHOWN:
@@ -111,7 +111,7 @@ def _few(changes: Sequence[Change]) -> tuple[list[Change], Counter[Kind]]:
     return shown, Counter({kind: seen[kind] - _SHOWN for kind in _ALONE if seen[kind] > _SHOWN})
 
 
-def _table(changes: Sequence[Change]) -> Table:
+def _table(changes: Sequence[CellChange]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     table.add_column("change", no_wrap=True)
     table.add_column("cell", overflow="fold")
@@ -121,18 +121,18 @@ def _table(changes: Sequence[Change]) -> Table:
         ratio = "" if change.ratio is None else f"{change.ratio:.3f}"
         values = [_shown(change.kind, value) for value in (change.before, change.after)]
         kind = change.kind.value
-        if change.kind is Kind.ERROR:
+        if change.kind is ChangeKind.ERROR:
             kind += f" ({change.detail})"
         style = "" if change.worse else "dim"
         table.add_row(kind, f"{change.strategy} {change.cell}", *values, ratio, style=style)
     return table
 
 
-def _shown(kind: Kind, value: object) -> str:
+def _shown(kind: ChangeKind, value: object) -> str:
     match value:
         case None:
             return "—"
-        case float() if kind in (Kind.SLOWER, Kind.FASTER):
+        case float() if kind in (ChangeKind.SLOWER, ChangeKind.FASTER):
             return f"{value * 1e3:.4g} ms"
         case float():
             return f"{value:.2e}"
@@ -140,11 +140,11 @@ def _shown(kind: Kind, value: object) -> str:
             return str(value)
 
 
-def _by_strategy(changes: Sequence[Change]) -> list[str]:
+def _by_strategy(changes: Sequence[CellChange]) -> list[str]:
     """A line per strategy and kind of change of its times."""
-    ratios: dict[tuple[str, Kind], list[float]] = {}
+    ratios: dict[tuple[str, ChangeKind], list[float]] = {}
     for change in changes:
-        if change.kind in (Kind.SLOWER, Kind.FASTER) and change.ratio is not None:
+        if change.kind in (ChangeKind.SLOWER, ChangeKind.FASTER) and change.ratio is not None:
             ratios.setdefault((change.strategy, change.kind), []).append(change.ratio)
     return [
         f"{strategy}: {len(own)} cells {kind.value}, median ratio {statistics.median(own):.3f}"

@@ -70,7 +70,7 @@ def _found(
 
 def strategies(names: Sequence[str] = ()) -> list[_StrategyEntry]:
     """The strategies, by name."""
-    found = _found(names, EVERY_STRATEGY, outside.STRATEGIES, named)
+    found = _found(names, EVERY_STRATEGY, outside.STRATEGY_GROUP, named)
     return [_strategy(name, each) for name, each in found]
 
 
@@ -105,7 +105,7 @@ def _options(values: object) -> list[_OptionEntry]:
 
 def patterns(names: Sequence[str] = ()) -> list[_PatternEntry]:
     """The patterns, by name."""
-    found = _found(names, PATTERNS, outside.PATTERNS, kind_of)
+    found = _found(names, PATTERNS, outside.PATTERN_GROUP, kind_of)
     return [_pattern(name, each) for name, each in found]
 
 

@@ -26,7 +26,7 @@ from harness.plan.kernel_calls import Call, lower
 from harness.plan.problem import Direction
 from harness.plan.residency import Access, Program, Segment, Step
 from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
-from harness.plan.slices import Cut, Range, head_runs, positions, runs
+from harness.plan.slices import Cut, OffsetRange, head_runs, positions, runs
 from harness.plan.tasks import (
     Collective,
     Delta,
@@ -117,8 +117,8 @@ class _Work(NamedTuple):
     """One kernel call of a tile, with what it reads and where its results go."""
 
     call: Call
-    q_heads: Range
-    kv_heads: Range
+    q_heads: OffsetRange
+    kv_heads: OffsetRange
     reads: Mapping[Tensor, torch.Tensor]
     writes: Sequence[Access]
     fresh: set[int]
@@ -440,7 +440,7 @@ class _Interpreter:
         """Where a piece goes in the tensor of a larger one: views, and what each takes of it."""
         for chunks in runs(whole.chunks, piece.chunks):
             rows, own_rows = self.plan.rows(whole, chunks), self.plan.rows(piece, chunks)
-            for heads in head_sets.runs(piece.heads, whole.heads):
+            for heads in head_sets.heads_side_by_side(piece.heads, whole.heads):
                 own = positions(piece.heads, heads)
                 yield _cut(tensor, rows, positions(whole.heads, heads)), (own_rows, own)
 
@@ -697,7 +697,7 @@ class _Interpreter:
         self.buffers[result.segments[0].slab] = delta
 
 
-def _cut(tensor: torch.Tensor, rows: Range, heads: Range) -> torch.Tensor:
+def _cut(tensor: torch.Tensor, rows: OffsetRange, heads: OffsetRange) -> torch.Tensor:
     """Rows and heads of a slab-shaped tensor, as a view; the tensor itself if that is all of it."""
     if rows == (0, tensor.shape[2]) and heads == (0, tensor.shape[1]):
         return tensor

@@ -355,7 +355,7 @@ def _with_far(value: Calibration, x: Reals) -> Calibration:
     return replace(value, effects=replace(value.effects, far=far))
 
 
-def sources_of(machine: Machine, date: str) -> dict[str, str]:
+def cluster_sources(machine: Machine, date: str) -> dict[str, str]:
     """What each line of a calibration cites, by section."""
     logs = "UltraAttn (SC'25) repository"
     runs = f"{logs}, half of the runs on {machine.runs}, fitted {date}"

@@ -67,13 +67,13 @@ def fit_kernels(rows: Sequence[Row], like: Kernels) -> tuple[Kernels, dict[Direc
     backward = _backward(_fitted(fit, "bwd_us", guess, first, Direction.BACKWARD))
     model = _with(guess, forward, backward)
     errors = {
-        direction: Error.of(times(model, report, direction), _measured(report, column))
+        direction: Error.of(kernel_seconds(model, report, direction), _measured(report, column))
         for direction, column in ((Direction.FORWARD, "fwd_us"), (Direction.BACKWARD, "bwd_us"))
     }
     return model, errors
 
 
-def times(model: Kernels, rows: Sequence[Row], direction: Direction) -> Reals:
+def kernel_seconds(model: Kernels, rows: Sequence[Row], direction: Direction) -> Reals:
     """Predict rows of `kernel_times.csv`."""
     return np.array(
         [
@@ -102,7 +102,7 @@ def _fitted(
             _forward(x.tolist()) if forward else guess.forward,
             guess.backward if forward else _backward(x.tolist()),
         )
-        return robust(np.log(times(model, rows, direction) / measured))
+        return robust(np.log(kernel_seconds(model, rows, direction) / measured))
 
     found: list[float] = least_squares(residuals, start).tolist()
     return found

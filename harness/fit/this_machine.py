@@ -27,7 +27,7 @@ _ROWS = 32  # Source: torch 2.13 CPU flash attention, its smallest block of quer
 _KEYS = 512  # Source: torch 2.13 CPU flash attention, its blocks of keys
 
 
-class Shape(NamedTuple):
+class KernelShape(NamedTuple):
     """One kernel call."""
 
     rows: int
@@ -61,9 +61,9 @@ class Figures:
     cpu: str
     cores: int
     memory_bytes: int
-    forward: Mapping[Shape, float]
-    backward: Mapping[Shape, float]
-    backward_delta: Mapping[Shape, float]
+    forward: Mapping[KernelShape, float]
+    backward: Mapping[KernelShape, float]
+    backward_delta: Mapping[KernelShape, float]
     merge: Mapping[int, float]
     copy: Mapping[int, float]
     linear_flops_per_s: float
@@ -187,7 +187,7 @@ def _kernels(figures: Figures, bandwidth: float) -> tuple[Kernels, dict[str, Err
     fit, report = halves(shapes, ("local",), map(str, shapes))
 
     def fitted(
-        seconds: Mapping[Shape, float],
+        seconds: Mapping[KernelShape, float],
         start: list[float],
         made: Callable[[Reals], Kernels],
         direction: Direction,
@@ -224,7 +224,7 @@ def _kernels(figures: Figures, bandwidth: float) -> tuple[Kernels, dict[str, Err
     return replace(model, backward=kernel), {"forward": forward, "backward": backward}
 
 
-def _time(model: Kernels, direction: Direction, shape: Shape) -> float:
+def _time(model: Kernels, direction: Direction, shape: KernelShape) -> float:
     rows, columns, heads, head_dim, causal = shape
     return model.seconds(direction, rows, columns, heads, causal=causal, head_dim=head_dim)
 
@@ -255,7 +255,7 @@ def _backward(x: list[float]) -> BackwardKernel:
     )
 
 
-def sources_of(date: str) -> dict[str, str]:
+def machine_sources(date: str) -> dict[str, str]:
     """What each line of a local calibration cites, by section."""
     here = f"measured on this machine, {date}"
     same = f"as inside the node, for there is one, {date}"

@@ -42,7 +42,7 @@ from harness.plan.sizes import (
     width,
     wire_bytes,
 )
-from harness.plan.slices import Cut, Range, head_runs, positions, runs
+from harness.plan.slices import Cut, OffsetRange, head_runs, positions, runs
 from harness.plan.tasks import (
     GATHERED,
     Collective,
@@ -371,7 +371,7 @@ class _Ledger:
             return
         whole = self.program.slabs[slab].piece
         parts = list(runs(whole.chunks, piece.chunks))
-        spans = head_sets.runs(piece.heads, whole.heads)
+        spans = head_sets.heads_side_by_side(piece.heads, whole.heads)
         alone = len(parts) == len(spans) == 1 and wire == size
         if not alone or not self._is_contiguous(
             whole, parts[0], positions(whole.heads, piece.heads)
@@ -388,7 +388,7 @@ class _Ledger:
             return tokens == 1 and batch_of(self.plan, whole.tensor) == 1
         return self._is_contiguous(whole, segment.chunks, positions(whole.heads, segment.heads))
 
-    def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
+    def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: OffsetRange) -> bool:
         """Whether a part of a contiguous slab is contiguous itself."""
         key = whole.tensor, whole.heads, whole.chunks, tuple(chunks), heads
         found = self._unbroken.get(key)
@@ -396,7 +396,7 @@ class _Ledger:
             found = self._unbroken[key] = self._is_unbroken(whole, chunks, heads)
         return found
 
-    def _is_unbroken(self, whole: Piece, chunks: Sequence[int], heads: Range) -> bool:
+    def _is_unbroken(self, whole: Piece, chunks: Sequence[int], heads: OffsetRange) -> bool:
         tokens = self.plan.tokens(whole)
         part = self.plan.tokens(whole._replace(chunks=tuple(chunks)))
         sizes = (

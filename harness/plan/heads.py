@@ -30,7 +30,7 @@ def text(heads: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def runs(part: int, *wholes: int) -> tuple[int, ...]:
+def heads_side_by_side(part: int, *wholes: int) -> tuple[int, ...]:
     """Split a set of heads into parts whose heads lie side by side in each of the larger sets."""
     found: list[int] = []
     previous = -1

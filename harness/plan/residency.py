@@ -230,7 +230,9 @@ class Residency:
                 found = held & piece.heads
                 if found:
                     missing &= ~found
-                    for heads in head_sets.runs(found, self.slabs[slab].piece.heads, piece.heads):
+                    for heads in head_sets.heads_side_by_side(
+                        found, self.slabs[slab].piece.heads, piece.heads
+                    ):
                         self._append(runs, slab, (before, chunk), heads)
             before = chunk
             if missing and not tolerant:

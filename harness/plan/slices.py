@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from harness.plan import heads as head_sets
 
-Range = tuple[int, int]
-Cut = tuple[Range, Range]
+OffsetRange = tuple[int, int]
+Cut = tuple[OffsetRange, OffsetRange]
 """Half-open ranges of rows and of heads."""
 
 
 @lru_cache(maxsize=4096)
-def positions(whole: int, part: int) -> Range:
+def positions(whole: int, part: int) -> OffsetRange:
     """Where a set of heads lies in the ascending list of a larger set's heads.
 
     Raises:

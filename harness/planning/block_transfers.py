@@ -16,10 +16,10 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import CollectiveKind, Delta, Leg, Piece, Place, Tensor, Tile, from_rank
 from harness.planning.block_assignment import Allocation, Move
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
-from harness.planning.routes import Chunk, Hop, gateways, routes
+from harness.planning.routes import Hop, RoutedChunk, gateways, routes
 from harness.planning.token_owners import finish_tokens, hold_tokens
 
-Block = tuple[int, int]
+BlockIndex = tuple[int, int]
 """A query chunk and a key chunk."""
 
 
@@ -241,14 +241,14 @@ class _Homecoming:
         self.errands = errands
         self.owner = work.owner
         self.gate = gateways(work.makers, work.owner, work.gpus_per_node)
-        self.waits: dict[tuple[int, Chunk], set[int]] = {}
-        self.parts: dict[tuple[int, Chunk], list[int]] = {}
+        self.waits: dict[tuple[int, RoutedChunk], set[int]] = {}
+        self.parts: dict[tuple[int, RoutedChunk], list[int]] = {}
         for (rank, chunk), gate in self.gate.items():
             self.waits.setdefault((gate, chunk), set()).add(rank)
             if rank != gate:
                 self.parts.setdefault((gate, chunk), []).append(rank)
 
-    def finished(self, rank: int, chunk: Chunk) -> None:
+    def finished(self, rank: int, chunk: RoutedChunk) -> None:
         """Take note that a rank's partial result of a chunk is done."""
         gate = self.gate.get((rank, chunk), rank)
         if gate != rank:
@@ -277,13 +277,13 @@ class _Work:
     def __init__(self, problem: Problem, allocation: Allocation, gpus_per_node: int) -> None:
         self.gpus_per_node = gpus_per_node
         rows, columns = allocation.queries.owner(), allocation.keys.owner()
-        self.owner: dict[Chunk, int] = {(False, i): rank for i, rank in rows.items()}
+        self.owner: dict[RoutedChunk, int] = {(False, i): rank for i, rank in rows.items()}
         self.owner |= {(True, j): rank for j, rank in columns.items()}
         self.areas: list[list[int]] = problem.pattern.areas(
             allocation.queries.chunks, allocation.keys.chunks
         ).tolist()
-        self.blocks: list[list[Block]] = [[] for _ in range(problem.cp)]
-        self.makers: dict[Chunk, set[int]] = {}
+        self.blocks: list[list[BlockIndex]] = [[] for _ in range(problem.cp)]
+        self.makers: dict[RoutedChunk, set[int]] = {}
         for i, (row, areas) in enumerate(zip(allocation.cells, self.areas, strict=True)):
             for j, (rank, area) in enumerate(zip(row, areas, strict=True)):
                 if not area:
@@ -297,7 +297,7 @@ class _Work:
                 self.makers.setdefault((False, i), set()).add(rank)
                 self.makers.setdefault((True, j), set()).add(rank)
         self.hops: list[Hop] = routes(self.makers, self.owner, problem.cp, gpus_per_node)
-        arrival: dict[tuple[int, Chunk], int] = {}
+        arrival: dict[tuple[int, RoutedChunk], int] = {}
         got = [0] * problem.cp
         for _, dst, chunk in self.hops:
             arrival[dst, chunk] = got[dst]
@@ -309,7 +309,7 @@ class _Work:
         self.last_of_column = {(r, j): i for r, mine in enumerate(self.blocks) for i, j in mine}
 
     def _priority(
-        self, arrival: Mapping[tuple[int, Chunk], int], rank: int, block: Block
+        self, arrival: Mapping[tuple[int, RoutedChunk], int], rank: int, block: BlockIndex
     ) -> tuple[int, bool, int, int]:
         row, column = (False, block[0]), (True, block[1])
         ready = max(arrival.get((rank, row), -1), arrival.get((rank, column), -1))
@@ -324,7 +324,7 @@ class _Work:
             if not chunk[0]
         )
 
-    def order(self) -> Iterator[tuple[int, Block]]:
+    def order(self) -> Iterator[tuple[int, BlockIndex]]:
         """All blocks in about the order in which ranks finish them, if areas were times."""
         ends = []
         for rank, blocks in enumerate(self.blocks):

@@ -14,7 +14,7 @@ Source: UltraAttn (SC'25), section 4.2: groupwise peer-to-peer.
 from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
-Chunk = tuple[bool, int]
+RoutedChunk = tuple[bool, int]
 """Whether it is a key chunk, and its number."""
 
 
@@ -23,12 +23,12 @@ class Hop(NamedTuple):
 
     src: int
     dst: int
-    chunk: Chunk
+    chunk: RoutedChunk
 
 
 def gateways(
-    makers: Mapping[Chunk, Set[int]], owner: Mapping[Chunk, int], gpus_per_node: int
-) -> dict[tuple[int, Chunk], int]:
+    makers: Mapping[RoutedChunk, Set[int]], owner: Mapping[RoutedChunk, int], gpus_per_node: int
+) -> dict[tuple[int, RoutedChunk], int]:
     """Return (rank, chunk) -> the rank of its node through which the chunk comes and goes.
 
     Only where two or more ranks of a node other than the owner's compute with the chunk.
@@ -38,7 +38,7 @@ def gateways(
         owner: Rank that owns each chunk.
         gpus_per_node: Neighbouring ranks that share a node; divides cp.
     """
-    found: dict[tuple[int, Chunk], int] = {}
+    found: dict[tuple[int, RoutedChunk], int] = {}
     for chunk, ranks in makers.items():
         home, number = divmod(owner[chunk], gpus_per_node)
         nodes: dict[int, list[int]] = {}
@@ -52,7 +52,10 @@ def gateways(
 
 
 def routes(
-    makers: Mapping[Chunk, Set[int]], owner: Mapping[Chunk, int], cp: int, gpus_per_node: int
+    makers: Mapping[RoutedChunk, Set[int]],
+    owner: Mapping[RoutedChunk, int],
+    cp: int,
+    gpus_per_node: int,
 ) -> list[Hop]:
     """Return the transfers that bring every chunk to all ranks that compute with it.
 

@@ -92,8 +92,8 @@ class Config:
 def _outside(config: Config) -> dict[str, str]:
     """Digests of the packages from outside that a cell's strategy and pattern come from."""
     named = (
-        ("strategy", config.strategy, outside.STRATEGIES),
-        ("pattern", config.pattern, outside.PATTERNS),
+        ("strategy", config.strategy, outside.STRATEGY_GROUP),
+        ("pattern", config.pattern, outside.PATTERN_GROUP),
     )
     found = {f"{what} in code": _digest(text, group) for what, text, group in named}
     return {what: digest for what, digest in found.items() if digest}
@@ -101,7 +101,7 @@ def _outside(config: Config) -> dict[str, str]:
 
 @lru_cache(maxsize=256)  # what is imported stays as it is, too
 def _digest(text: str, group: str) -> str:
-    files = outside.sources(outside.split(text, {}, group)[0], group)
+    files = outside.sources(outside.split_name(text, {}, group)[0], group)
     if not files:
         return ""
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

@@ -39,7 +39,7 @@ _CONTEXT = ("python", "system", "cpu", "cores", "threads_per_rank", "commit", "d
 _NESTED_CONTEXT = ("packages", "variables")
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What changed in a cell."""
 
     MISSING = "missing"
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CellChange:
     """One thing that changed in one cell.
 
     Attributes:
@@ -67,7 +67,7 @@ class Change:
         detail: What else there is to say: bands, the tensor, the reason.
     """
 
-    kind: Kind
+    kind: ChangeKind
     config_hash: str
     strategy: str
     cell: str
@@ -78,7 +78,7 @@ class Change:
     @property
     def ratio(self) -> float | None:
         """After over before, of times and errors."""
-        if self.kind not in (Kind.SLOWER, Kind.FASTER, Kind.ERROR):
+        if self.kind not in (ChangeKind.SLOWER, ChangeKind.FASTER, ChangeKind.ERROR):
             return None
         before, after = self.before, self.after
         if not (isinstance(before, float) and isinstance(after, float) and before):
@@ -90,14 +90,14 @@ class Change:
     def worse(self) -> bool:
         """Whether the second set is worse: slower, wrong, gone, or with more bytes or memory."""
         match self.kind:
-            case Kind.SLOWER | Kind.ERROR | Kind.MISSING:
+            case ChangeKind.SLOWER | ChangeKind.ERROR | ChangeKind.MISSING:
                 return True
-            case Kind.STATUS:
+            case ChangeKind.STATUS:
                 return self.before == "ok"
-            case Kind.BYTES_SENT_PER_RANK | Kind.PEAK_BYTES:
+            case ChangeKind.BYTES_SENT_PER_RANK | ChangeKind.PEAK_BYTES:
                 more, less = self.after, self.before
                 return isinstance(more, int) and isinstance(less, int) and more > less
-            case Kind.FASTER | Kind.EXTRA | Kind.PLAN_HASH:
+            case ChangeKind.FASTER | ChangeKind.EXTRA | ChangeKind.PLAN_HASH:
                 return False
 
     def as_json(self) -> dict[str, object]:
@@ -136,7 +136,7 @@ class Comparison:
     matched: int
     unchanged: int
     not_judged: tuple[str, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[CellChange, ...]
     environment: Mapping[str, tuple[object, object]]
 
     def as_json(self) -> dict[str, object]:
@@ -172,11 +172,11 @@ def compare(
     first, second = _by_cell(before), _by_cell(after)
     scatter = _scatter([(first[key], second[key]) for key in first if key in second])
     least = max(threshold, scatter or 0.0)
-    changes: list[Change] = []
+    changes: list[CellChange] = []
     unchanged, not_judged = 0, []
     for key, old in first.items():
         if key not in second:
-            changes.append(_change(Kind.MISSING, old, old.status, None))
+            changes.append(_change(ChangeKind.MISSING, old, old.status, None))
             continue
         new = second[key]
         found = list(_changes(old, new, least))
@@ -185,7 +185,7 @@ def compare(
         if _spread(old, new) is None and not _exact(old, new) and _timed(old, new):
             not_judged.append(f"{old.config.strategy} {_cell(old)}")
     changes += [
-        _change(Kind.EXTRA, new, None, new.status)
+        _change(ChangeKind.EXTRA, new, None, new.status)
         for key, new in second.items()
         if key not in first
     ]
@@ -204,10 +204,10 @@ def _by_cell(records: Iterable[CellRecord]) -> dict[str, CellRecord]:
     return {entry.config_hash: entry for entry in records}
 
 
-def _changes(old: CellRecord, new: CellRecord, threshold: float) -> Iterable[Change]:
+def _changes(old: CellRecord, new: CellRecord, threshold: float) -> Iterable[CellChange]:
     if old.status != new.status:
         reason = new.reason or old.reason
-        yield _change(Kind.STATUS, new, old.status, new.status, reason)
+        yield _change(ChangeKind.STATUS, new, old.status, new.status, reason)
     after = _computed(new)
     for kind, value in _computed(old).items():
         if None not in (value, after[kind]) and value != after[kind]:
@@ -219,15 +219,15 @@ def _changes(old: CellRecord, new: CellRecord, threshold: float) -> Iterable[Cha
     for tensor in sorted(errors.keys() & grown.keys()):
         was, now = errors[tensor], grown[tensor]
         if was is not None and (now is None or now > was * _ERROR_GROWTH):
-            yield _change(Kind.ERROR, new, was, now, tensor)
+            yield _change(ChangeKind.ERROR, new, was, now, tensor)
 
 
-def _computed(entry: CellRecord) -> dict[Kind, str | int | None]:
+def _computed(entry: CellRecord) -> dict[ChangeKind, str | int | None]:
     """What is computed of a cell and not measured: any difference is a change."""
     return {
-        Kind.PLAN_HASH: entry.plan_hash,
-        Kind.BYTES_SENT_PER_RANK: entry.bytes_sent_per_rank,
-        Kind.PEAK_BYTES: entry.peak_bytes,
+        ChangeKind.PLAN_HASH: entry.plan_hash,
+        ChangeKind.BYTES_SENT_PER_RANK: entry.bytes_sent_per_rank,
+        ChangeKind.PEAK_BYTES: entry.peak_bytes,
     }
 
 
@@ -259,12 +259,12 @@ def _exact(old: CellRecord, new: CellRecord) -> bool:
     return Source.MEASURED not in (old.source, new.source)
 
 
-def _time(old: CellRecord, new: CellRecord, threshold: float) -> Change | None:
+def _time(old: CellRecord, new: CellRecord, threshold: float) -> CellChange | None:
     """Judge the times of a cell by the rule above."""
     was, now = old.time_s, new.time_s
     if was is None or now is None:
         return None
-    kind = Kind.SLOWER if now > was else Kind.FASTER
+    kind = ChangeKind.SLOWER if now > was else ChangeKind.FASTER
     if _exact(old, new):
         same = abs(now - was) <= _ROUNDING * max(was, now)
         return None if same else _change(kind, new, was, now)
@@ -298,9 +298,9 @@ def _band(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _change(
-    kind: Kind, entry: CellRecord, before: object, after: object, detail: str = ""
-) -> Change:
-    return Change(
+    kind: ChangeKind, entry: CellRecord, before: object, after: object, detail: str = ""
+) -> CellChange:
+    return CellChange(
         kind,
         entry.config_hash,
         entry.config.strategy,

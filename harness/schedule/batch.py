@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.plan.plan import Plan
 from harness.plan.tasks import Leg, Transfer
 from harness.schedule.greedy import Replacement, TimedPlan
-from harness.schedule.substitute import Members, substituted, union
+from harness.schedule.substitute import Members, joined_chunks, substituted
 
 _FEWEST = 2
 
@@ -32,7 +32,7 @@ def batched(plan: Plan, groups: Iterable[Members]) -> Plan:
 def one_leg(moves: Sequence[Transfer]) -> Leg:
     """Join the legs of transfers that go the same way."""
     pieces = [piece for move in moves for piece in move.leg.pieces]
-    return moves[0].leg._replace(pieces=union(pieces))
+    return moves[0].leg._replace(pieces=joined_chunks(pieces))
 
 
 def _way(move: Transfer) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ _FEWEST = 2
 _GRADIENTS = frozenset({Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
 
 
-def gathered(plan: Plan, groups: Iterable[Members]) -> Plan:
+def with_collectives(plan: Plan, groups: Iterable[Members]) -> Plan:
     """Replace each group of transfers by one collective.
 
     Raises:

@@ -25,7 +25,7 @@ from patterns.geometry import Relation
 from patterns.pattern import Pattern
 
 Chunks = tuple[int, ...]
-Cells = Mapping[tuple[Chunks, Chunks], int]
+TilesByChunks = Mapping[tuple[Chunks, Chunks], int]
 """(query chunks, key chunks) of a tile -> its id."""
 
 _FEWEST = 2
@@ -43,7 +43,7 @@ def fused(plan: Plan, groups: Iterable[Members]) -> Plan:
     for members in groups:
         tiles = [plan.tasks[index] for index in members]
         solid = [tile for tile in tiles if isinstance(tile, Tile)]
-        tile = joined(solid) if len(solid) == len(tiles) else None
+        tile = joined_tile(solid) if len(solid) == len(tiles) else None
         rule = f"fuse: tasks {list(members)} must be tiles of one place that fill a rectangle"
         if tile is None:
             raise ValueError(rule)
@@ -58,7 +58,7 @@ def fused(plan: Plan, groups: Iterable[Members]) -> Plan:
     return substituted(plan, replacements)
 
 
-def joined(tiles: Sequence[Tile]) -> Tile | None:
+def joined_tile(tiles: Sequence[Tile]) -> Tile | None:
     """One tile over the rows and columns of several; None if they differ in more than those."""
     if not tiles:
         return None
@@ -137,7 +137,7 @@ def _is_full(plan: Plan, index: int) -> bool:
     return tile.area == rows * columns
 
 
-def _largest_first(cells: Cells, most: int) -> Iterator[Members]:
+def _largest_first(cells: TilesByChunks, most: int) -> Iterator[Members]:
     """Yield rectangles of at most so many blocks, each the largest that is left; more rows first.
 
     Only rectangles that cannot grow are looked at, since every other lies in one of them; trying
@@ -170,7 +170,7 @@ def fused_tiles(timed: TimedPlan) -> Iterator[Replacement]:
     found: dict[Members, Tile] = {}
     for cells in _groups(timed.plan):
         for members in _rectangles(timed, cells):
-            tile = joined([timed.tile(index) for index in members])
+            tile = joined_tile([timed.tile(index) for index in members])
             if tile is not None and one_call(timed.plan, tile):
                 found[members] = tile
     seconds = tile_seconds(timed.plan, timed.cluster, list(found.values()))
@@ -210,7 +210,7 @@ def tile_seconds(plan: Plan, cluster: Cluster, tiles: Sequence[Tile]) -> list[tu
     return [(costs.compute_s(2 * i), costs.compute_s(2 * i + 1)) for i in range(len(tiles))]
 
 
-def _groups(plan: Plan) -> Iterator[Cells]:
+def _groups(plan: Plan) -> Iterator[TilesByChunks]:
     """Tiles that differ in rows and columns only, where these are cut alike."""
     groups: dict[tuple[object, ...], dict[tuple[Chunks, Chunks], int]] = {}
     for index, task in enumerate(plan.tasks):
@@ -226,7 +226,7 @@ def _disjoint(units: Iterable[Chunks]) -> bool:
     return sum(map(len, distinct)) == len({chunk for unit in distinct for chunk in unit})
 
 
-def _rectangles(timed: TimedPlan, cells: Cells) -> Iterator[Members]:
+def _rectangles(timed: TimedPlan, cells: TilesByChunks) -> Iterator[Members]:
     """Groups of at least two tiles that fill a rectangle, EMPTY blocks inside it allowed."""
     ready: dict[Chunks, float] = {}
     columns_of: dict[Chunks, set[Chunks]] = {}
@@ -263,7 +263,7 @@ def _full(columns_of: Mapping[Chunks, set[Chunks]]) -> Iterator[tuple[set[Chunks
 
 
 def _windows(
-    timed: TimedPlan, cells: Cells, columns_of: Mapping[Chunks, set[Chunks]]
+    timed: TimedPlan, cells: TilesByChunks, columns_of: Mapping[Chunks, set[Chunks]]
 ) -> Iterator[tuple[set[Chunks], set[Chunks]]]:
     """Squares of neighbouring rows and columns, which may be one triangle with an EMPTY corner."""
     partial = [timed.partial(index) for index in cells.values()]

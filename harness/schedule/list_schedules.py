@@ -162,7 +162,7 @@ class StreamInstance:
                     raise ValueError(f"tasks {first} and {second} overlap on stream {stream}")
 
 
-def list_schedule(instance: StreamInstance, keys: Sequence[float]) -> Starts:
+def list_starts(instance: StreamInstance, keys: Sequence[float]) -> Starts:
     """Never leave a stream idle that a ready task could use; of several, the smallest key first."""
     waits = [len(earlier) for earlier in instance.after]
     ready = [0] * len(waits)
@@ -194,13 +194,13 @@ def critical_path(instance: StreamInstance) -> Starts:
     for task in reversed(instance.sorted):
         ahead = max((to_end[later] for later in instance.before[task]), default=0)
         to_end[task] = ahead + instance.durations[task]
-    return list_schedule(instance, [-length for length in to_end])
+    return list_starts(instance, [-length for length in to_end])
 
 
 def longest_tail_first(instance: StreamInstance) -> Starts:
     """List scheduling by tails that know that what follows on one stream runs in turn."""
     to_end = [d + t for d, t in zip(instance.durations, instance.tails, strict=True)]
-    return list_schedule(instance, [-length for length in to_end])
+    return list_starts(instance, [-length for length in to_end])
 
 
 def breadth_first(instance: StreamInstance) -> Starts:
@@ -243,12 +243,12 @@ def forward_backward(instance: StreamInstance, starts: Starts) -> Starts:
     """Schedule backwards by ends and forwards again by starts, while that gets shorter."""
     best = instance.makespan(starts)
     while True:
-        back = list_schedule(
+        back = list_starts(
             instance.mirrored,
             [-(s + d) for s, d in zip(starts, instance.durations, strict=True)],
         )
         keys = [-(s + d) for s, d in zip(back, instance.durations, strict=True)]
-        again = list_schedule(instance, keys)
+        again = list_starts(instance, keys)
         length = instance.makespan(again)
         if length >= best:
             return starts
@@ -268,11 +268,11 @@ def random_lists(instance: StreamInstance, seed: int) -> Iterator[Starts]:
     while True:
         noise = (0.05, 0.15, 0.4)[number // 2 % 3]
         if number % 2:
-            back = list_schedule(
+            back = list_starts(
                 instance.mirrored, [-head * random.uniform(1 - noise, 1) for head in heads]
             )
             keys: list[float] = [-(s + d) for s, d in zip(back, instance.durations, strict=True)]
         else:
             keys = [-length * random.uniform(1 - noise, 1) for length in to_end]
-        yield forward_backward(instance, list_schedule(instance, keys))
+        yield forward_backward(instance, list_starts(instance, keys))
         number += 1

@@ -15,7 +15,7 @@ Setting = bool | int | float | str
 PROOF: Mapping[str, Setting] = {"separating": "off", "heuristics": "off"}
 
 
-class Status(StrEnum):
+class SolverStatus(StrEnum):
     """What is known about an answer."""
 
     OPTIMAL = "optimal"
@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SolverAnswer:
     """What a solve found.
 
     Attributes:
@@ -35,7 +35,7 @@ class Answer:
         seconds: CPU time of the solve.
     """
 
-    status: Status
+    status: SolverStatus
     value: float | None
     bound: float
     seconds: float
@@ -71,7 +71,7 @@ def solve(
     gap: float = 0.0,
     seed: int = 0,
     settings: Mapping[str, Setting] | None = None,
-) -> Answer:
+) -> SolverAnswer:
     """Solve a program on one thread.
 
     Args:
@@ -104,20 +104,24 @@ def solve(
     return _answer(model)
 
 
-def _answer(model: "Model") -> Answer:
+def _answer(model: "Model") -> SolverAnswer:
     state = model.getStatus()
     seconds = model.getSolvingTime()
     if state == "userinterrupt":
         raise KeyboardInterrupt
     if state == "infeasible":
-        return Answer(status=Status.INFEASIBLE, value=None, bound=math.inf, seconds=seconds)
+        return SolverAnswer(
+            status=SolverStatus.INFEASIBLE, value=None, bound=math.inf, seconds=seconds
+        )
     bound = model.getDualbound()
     if not model.getNSols():
-        return Answer(status=Status.TIME_LIMIT, value=None, bound=bound, seconds=seconds)
+        return SolverAnswer(
+            status=SolverStatus.TIME_LIMIT, value=None, bound=bound, seconds=seconds
+        )
     value = model.getObjVal()
     proved = state == "optimal" or relative_gap(value, bound) < 1e-9
-    return Answer(
-        status=Status.OPTIMAL if proved else Status.FEASIBLE,
+    return SolverAnswer(
+        status=SolverStatus.OPTIMAL if proved else SolverStatus.FEASIBLE,
         value=value,
         bound=value if proved else bound,
         seconds=seconds,

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from harness.schedule.list_schedules import Starts, StreamInstance
-from harness.schedule.scip import Answer, new_model, solve
+from harness.schedule.scip import SolverAnswer, new_model, solve
 
 if TYPE_CHECKING:
     from pyscipopt import Model, Variable
@@ -78,13 +78,13 @@ def _along_edges(inside: StreamInstance, heads: Sequence[int]) -> list[int]:
     return reached
 
 
-Builder = Callable[..., tuple[Answer, Starts | None]]
+Builder = Callable[..., tuple[SolverAnswer, Starts | None]]
 """(window, starts, bound, time limit, seed, log) -> the answer, and starts if it has any."""
 
 
 def cumulative(
     window: TimeWindow, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
-) -> tuple[Answer, Starts | None]:
+) -> tuple[SolverAnswer, Starts | None]:
     """Solve the start-time program, each stream a cumulative constraint of capacity 1.
 
     Sets: tasks v with duration d_v; streams r; edges (u, v).
@@ -129,7 +129,7 @@ def cumulative(
 
 def big_m(
     window: TimeWindow, starts: Starts, *, bound: int, time_limit_s: float, seed: int, log: bool
-) -> tuple[Answer, Starts | None]:
+) -> tuple[SolverAnswer, Starts | None]:
     """Solve the published form: a binary per pair of tasks on a stream decides who goes first.
 
     Variables: s_v >= 0; y_uv in {0, 1} per pair on a stream; E.
@@ -191,7 +191,7 @@ def _solved(
     values: "Sequence[tuple[Variable, int]]",
     time_limit_s: float,
     seed: int,
-) -> tuple[Answer, Starts | None]:
+) -> tuple[SolverAnswer, Starts | None]:
     """Start the solver from known values; read the starts of its best solution."""
     known = model.createSol()
     for variable, value in values:

@@ -28,11 +28,11 @@ from harness.schedule.list_schedules import (
     longest_tail_first,
     random_lists,
 )
-from harness.schedule.scip import Status, relative_gap
+from harness.schedule.scip import SolverStatus, relative_gap
 from harness.schedule.stream_programs import Builder, TimeWindow, big_m, cumulative, time_window
 from harness.simulate.timeline import TaskGraph, Timeline, graph_of, issued_ahead
 
-SMALL = 110  # tasks; up to here the cumulative program is proved in seconds
+FEW_TASKS = 110  # tasks; up to here the cumulative program is proved in seconds
 SHORT_STREAM = 15  # tasks of a stream; likewise
 _WINDOWS = (90, 150, 250)  # tasks of a window: 30 are too few to gain anything
 _WINDOW_S = 2.0
@@ -210,7 +210,7 @@ def search(
         case Method.BEST:
             step.lists(0.25)
             longest = max(map(len, instance.on_stream.values()), default=0)
-            if len(instance.durations) <= SMALL or longest <= SHORT_STREAM:
+            if len(instance.durations) <= FEW_TASKS or longest <= SHORT_STREAM:
                 step.program(cumulative)
             else:
                 step.windows()
@@ -288,7 +288,7 @@ class _Search:
         )
         if starts is not None:
             self.offer("program", self.instance.left_shifted(self.instance.order(starts)))
-        if answer.status in (Status.OPTIMAL, Status.FEASIBLE, Status.TIME_LIMIT):
+        if answer.status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE, SolverStatus.TIME_LIMIT):
             self.bound = min(max(self.bound, _up(answer.bound)), self.makespan)
 
     def windows(self) -> None:

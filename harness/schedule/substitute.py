@@ -43,7 +43,7 @@ def substituted(plan: Plan, replacements: Mapping[Members, Task]) -> Plan:
     return rebuilt(plan, (tasks[at][1] for at in order))
 
 
-def union(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def joined_chunks(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     """Join pieces of equal tensor, heads and version into one each, chunks ascending."""
     chunks: dict[tuple[Tensor, int, int], set[int]] = {}
     for piece in pieces:

@@ -19,7 +19,7 @@ from patterns.areas import Ints
 from patterns.geometry import Chunk
 from patterns.table import Table
 from strategies.ultraattn.solver.instance import Fixed, Instance, Matrix, Weights, even_owners
-from strategies.ultraattn.solver.search import packed
+from strategies.ultraattn.solver.search import packed_assignment
 
 _FINEST = 4096  # units of work that a whole block is told apart in
 _SEARCHED = 16  # multiples of the smallest degree that are tried
@@ -128,7 +128,7 @@ def instance_of(
         inside=inside,
     )
     loads = [0] * devices
-    for (i, j), device in zip(instance.blocks, packed(instance), strict=True):
+    for (i, j), device in zip(instance.blocks, packed_assignment(instance), strict=True):
         loads[device] += grid.work[i][j]
     return replace(instance, cap=max(cap, *loads))
 
@@ -147,7 +147,9 @@ def imbalance(grid: Grid, devices: int) -> float:
     return float(ceil(share) / share - 1) if share else 0.0
 
 
-def degree(pattern: Pattern, devices: int, epsilon: float = 0.1, *, step: int | None = None) -> int:
+def partition_degree(
+    pattern: Pattern, devices: int, epsilon: float = 0.1, *, step: int | None = None
+) -> int:
     """Return the smallest degree P whose imbalance is at most `epsilon`.
 
     Degrees tried are the multiples of `step`: of the device count by default, so that every device

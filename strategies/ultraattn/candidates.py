@@ -24,7 +24,7 @@ from patterns.excerpt import excerpt
 from patterns.geometry import Chunk
 from strategies.ultraattn.blocks import grid_of
 from strategies.ultraattn.finish import seconds_of
-from strategies.ultraattn.layout import Layout, by_rank, parts
+from strategies.ultraattn.layout import Layout, by_rank, sequence_parts
 from strategies.ultraattn.nodes import (
     ROW_OWNER,
     Effort,
@@ -35,7 +35,7 @@ from strategies.ultraattn.nodes import (
     tile_nodes,
 )
 from strategies.ultraattn.planning import NAME, Judge, Planning
-from strategies.ultraattn.remap import Order
+from strategies.ultraattn.remap import BlockOrder
 from strategies.ultraattn.solver.assign import Assigned
 from strategies.ultraattn.solver.instance import even_owners
 
@@ -60,7 +60,7 @@ class Trial:
         tiling: None: every block at its row's owner.
     """
 
-    order: Order | Placement
+    order: BlockOrder | Placement
     plan: Plan
     seconds: float
     tiling: TwoLevels | None
@@ -108,7 +108,7 @@ def dealt(planning: Planning) -> Iterator[Candidate]:
 
 
 def _at_row_owners(
-    planning: Planning, origin: Origin, order: Order | Placement, rows: Allocation
+    planning: Planning, origin: Origin, order: BlockOrder | Placement, rows: Allocation
 ) -> Candidate:
     trials = {direction: _timed(planning, order, direction, rows, None) for direction in Direction}
     return Candidate(origin, trials)
@@ -181,7 +181,7 @@ def _effort(planning: Planning, seconds: float) -> Effort:
 
 def _timed(
     planning: Planning,
-    order: Order | Placement,
+    order: BlockOrder | Placement,
     direction: Direction,
     allocation: Allocation,
     tiling: TwoLevels | None,
@@ -236,7 +236,7 @@ def published_slack(problem: Problem, shape: Nodes) -> Slack:
     unless causal (a block of its GPUs: global+local has node blocks of 22 and 3 x 8, which only
     24 beside ceil(46 / 2) = 23 lets fall into two), and half a block for 8 nodes if causal.
     """
-    size = parts(problem.pattern, 1, shape.gpus)
+    size = sequence_parts(problem.pattern, 1, shape.gpus)
     chunks = [split(length, size) for length in (problem.seqlen_q, problem.seqlen_kv)]
     grid = grid_of(problem.pattern, *chunks)
     causal = problem.pattern.is_staircase

@@ -15,9 +15,9 @@ import numpy as np
 from harness.plan.problem import Problem
 from harness.plan.sharding import Sharding, split, zigzag
 from patterns import Pattern, remap_order
-from strategies.ultraattn.blocks import degree, grid_of, imbalance
+from strategies.ultraattn.blocks import grid_of, imbalance, partition_degree
 from strategies.ultraattn.nodes import Side
-from strategies.ultraattn.remap import Order, orders
+from strategies.ultraattn.remap import BlockOrder, orders
 from strategies.ultraattn.solver.instance import even_owners
 
 EPSILON = 0.1  # the paper publishes no value
@@ -40,7 +40,7 @@ class Layout:
 
     queries: Side
     keys: Side
-    order: Order = ()
+    order: BlockOrder = ()
 
 
 def nodes_and_gpus(cp: int, gpus_per_node: int) -> tuple[int, int]:
@@ -58,9 +58,9 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
         gpus: GPUs per node.
         remap: Other orders too.
     """
-    size = parts(problem.pattern, nodes, gpus)
+    size = sequence_parts(problem.pattern, nodes, gpus)
     yield _plain(problem, size, nodes)
-    if 2 * size <= _MOST * nodes and uneven(problem.pattern, size, nodes * gpus) > _EVEN:
+    if 2 * size <= _MOST * nodes and cut_imbalance(problem.pattern, size, nodes * gpus) > _EVEN:
         yield _plain(problem, 2 * size, nodes)
     if 1 < nodes <= _HALVED:
         yield _halved(problem, size, nodes, gpus)
@@ -87,7 +87,7 @@ def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layou
         gpus: GPUs per node.
         remap: False takes the tokens' own order all the same.
     """
-    size = parts(problem.pattern, nodes, gpus)
+    size = sequence_parts(problem.pattern, nodes, gpus)
     if 1 < nodes <= _HALVED and problem.pattern.is_staircase:
         return _halved(problem, size, nodes, gpus)
     own = remap_order(problem.pattern) if remap else None
@@ -108,26 +108,26 @@ def _halved(problem: Problem, size: int, nodes: int, gpus: int) -> Layout:
     return _plain(problem, lcm(size, 2 * nodes * gpus), 2 * nodes)
 
 
-def _ordered(problem: Problem, size: int, nodes: int, order: Order) -> Layout:
+def _ordered(problem: Problem, size: int, nodes: int, order: BlockOrder) -> Layout:
     side = _sides(_in_order(problem.seqlen_q, size, order), nodes)
     return Layout(queries=side, keys=side, order=order)
 
 
-def parts(pattern: Pattern, nodes: int, gpus: int) -> int:
+def sequence_parts(pattern: Pattern, nodes: int, gpus: int) -> int:
     """Return into how many parts the sequence is cut.
 
     A multiple of the ranks; of the pattern's own blocks too, where that is not too fine; and of
-    those the first whose load can be even enough (see `blocks.degree`).
+    those the first whose load can be even enough (see `blocks.partition_degree`).
     """
     ranks = nodes * gpus
     step = lcm(ranks, grain(pattern))
     if step > _MOST * nodes:
         step = ranks
-    size = degree(pattern, ranks, EPSILON, step=step)
+    size = partition_degree(pattern, ranks, EPSILON, step=step)
     return size if size <= _MOST * nodes else step
 
 
-def uneven(pattern: Pattern, size: int, ranks: int) -> float:
+def cut_imbalance(pattern: Pattern, size: int, ranks: int) -> float:
     """Return r(P) of a pattern cut into `size` parts (see `blocks.imbalance`)."""
     chunks = [split(length, size) for length in (pattern.seqlen_q, pattern.seqlen_kv)]
     return imbalance(grid_of(pattern, *chunks), ranks)
@@ -150,7 +150,7 @@ def grain(pattern: Pattern) -> int:
     return 1
 
 
-def found_orders(problem: Problem, size: int, nodes: int, gpus: int) -> list[Order]:
+def found_orders(problem: Problem, size: int, nodes: int, gpus: int) -> list[BlockOrder]:
     """Return orders of the sequence's blocks, the pattern's own first, the most promising next.
 
     Blocks are those between which the pattern's edges fall, or one per rank.
@@ -179,7 +179,7 @@ def evened(problem: Problem, ranks: int) -> bool:
     return bool(dealt.max() < (1 - _EVEN) * beside.max())
 
 
-def zigzag_order(problem: Problem, ranks: int) -> Order:
+def zigzag_order(problem: Problem, ranks: int) -> BlockOrder:
     """Return the order in which each rank owns a block from the head and one from the tail."""
     return tuple(chain.from_iterable(zigzag(problem.seqlen_q, ranks).owned))
 

@@ -17,7 +17,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.block_assignment import Allocation
 from harness.planning.levels import Level
-from harness.schedule.scip import Status
+from harness.schedule.scip import SolverStatus
 from patterns.geometry import Chunk
 from strategies.ultraattn.blocks import Grid, grid_of, instance_of
 from strategies.ultraattn.solver.assign import DEFAULT_S, Assigned
@@ -27,11 +27,11 @@ from strategies.ultraattn.solver.instance import (
     Matrix,
     Weights,
     account,
+    all_received,
     even_owners,
     most,
     own_rows,
     rounded,
-    volume,
     weights_of,
 )
 from strategies.ultraattn.solver.store import Cache, assign_cached
@@ -201,7 +201,7 @@ def tile_nodes(
     )
 
 
-def cut(chunks: Sequence[Chunk], pieces: int) -> tuple[tuple[range, ...], ...]:
+def cut_chunks(chunks: Sequence[Chunk], pieces: int) -> tuple[tuple[range, ...], ...]:
     """Cut each coarse chunk into so many pieces, whose lengths differ by at most one token."""
     return tuple(
         tuple(
@@ -262,8 +262,8 @@ def _by_row_owner(instance: Instance) -> Assigned:
         cells=tuple(map(tuple, cells)),
         value=value,
         bound=min(bound, value),
-        volume=volume(lines),
-        status=Status.FEASIBLE,
+        volume=all_received(lines),
+        status=SolverStatus.FEASIBLE,
         seconds=0.0,
         source=ROW_OWNER,
     )

@@ -31,7 +31,7 @@ _SILENT_S = 2.0
 """So long a process waits for another one without a word."""
 
 
-def key_of(**what: object) -> str:
+def plan_key(**what: object) -> str:
     """Return a hash of what decides a plan, and of the code; equal in every process."""
     text = json_text([_plain(what), code_hash()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -55,7 +55,7 @@ def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T
 
     Args:
         name: Of what is made, for messages.
-        key: See `key_of`.
+        key: See `plan_key`.
         make: Makes it, in one process at a time.
         read: Turns it into what is wanted; what it cannot read is made again.
     """

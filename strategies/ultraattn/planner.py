@@ -28,7 +28,14 @@ from strategies.ultraattn.candidates import Candidate, Origin, Trial, dealt, row
 from strategies.ultraattn.finish import Draft, Plans, ReportedPlan, as_published, shortest
 from strategies.ultraattn.planning import Planning, PlanningMode, planning_of
 from strategies.ultraattn.report import q_bytes, tilings_report
-from strategies.ultraattn.selection import Times, best_fair, fastest, is_fair, no_slower, total
+from strategies.ultraattn.selection import (
+    SecondsByDirection,
+    best_fair,
+    fastest,
+    is_fair,
+    no_slower,
+    total,
+)
 
 _NEAR = 1.1  # what may come out the faster when both are refined
 _CLOSE = 1.002  # times that are as good as the least: then what crosses between nodes decides
@@ -152,22 +159,22 @@ def _crossing(plan: Plan, gpus: int) -> int:
     )
 
 
-def _times(candidate: Candidate) -> Times:
+def _times(candidate: Candidate) -> SecondsByDirection:
     return _seconds(candidate.trials)
 
 
-def _seconds(both: Mapping[Direction, Trial] | Plans) -> Times:
+def _seconds(both: Mapping[Direction, Trial] | Plans) -> SecondsByDirection:
     return {direction: each.seconds for direction, each in both.items()}
 
 
-def _judged_s(planning: Planning, both: Mapping[Direction, Trial] | Plans) -> Times:
+def _judged_s(planning: Planning, both: Mapping[Direction, Trial] | Plans) -> SecondsByDirection:
     """Return what plans take, by the judge if there is one."""
     if planning.judge is None:
         return _seconds(both)
     return {direction: planning.judge(each.plan) for direction, each in both.items()}
 
 
-def _least(planning: Planning, simple: Sequence[Candidate]) -> Times:
+def _least(planning: Planning, simple: Sequence[Candidate]) -> SecondsByDirection:
     return fastest([_judged_s(planning, each.trials) for each in simple])
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from strategies.ultraattn.blocks import Grid
 from strategies.ultraattn.solver.instance import even_owners
 
-Order = tuple[int, ...]
+BlockOrder = tuple[int, ...]
 _RESTARTS = 6
 _PROMISING = 2
 
 
-def modulo(blocks: int, stride: int) -> Order:
+def modulo(blocks: int, stride: int) -> BlockOrder:
     """Return the order that gathers the blocks of each residue of `stride`.
 
     Raises:
@@ -32,7 +32,7 @@ def modulo(blocks: int, stride: int) -> Order:
     return tuple(sorted(range(blocks), key=lambda block: (block % stride, block)))
 
 
-def checked(order: Sequence[int], blocks: int) -> Order:
+def checked(order: Sequence[int], blocks: int) -> BlockOrder:
     """Return a given order.
 
     Raises:
@@ -44,8 +44,8 @@ def checked(order: Sequence[int], blocks: int) -> Order:
 
 
 def orders(
-    grid: Grid, levels: Sequence[int], *, seed: int = 0, given: Sequence[Order] = ()
-) -> list[Order]:
+    grid: Grid, levels: Sequence[int], *, seed: int = 0, given: Sequence[BlockOrder] = ()
+) -> list[BlockOrder]:
     """Return the orders that look best: row owners fetch less than where blocks lie as they come.
 
     Candidates are every modulo, the `given` ones, and groups of blocks found by swaps that need few
@@ -67,7 +67,9 @@ def orders(
     ]
 
 
-def _ranked(grid: Grid, levels: Sequence[int], seed: int, given: Sequence[Order]) -> list[Order]:
+def _ranked(
+    grid: Grid, levels: Sequence[int], seed: int, given: Sequence[BlockOrder]
+) -> list[BlockOrder]:
     """Return all candidates but the tokens' own order, fewest needs first."""
     blocks = len(grid.work)
     pool = [checked(order, blocks) for order in given]
@@ -88,7 +90,7 @@ def _needs(table: NDArray[np.bool_], order: Sequence[int], devices: int) -> tupl
     return max(fetched), sum(fetched)
 
 
-def _grouped(grid: Grid, devices: int, seed: int) -> list[Order]:
+def _grouped(grid: Grid, devices: int, seed: int) -> list[BlockOrder]:
     """Return orders from swap descent on the volume, from random orders."""
     rng = np.random.default_rng(seed)
     table = np.array(grid.work) > 0

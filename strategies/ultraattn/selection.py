@@ -10,26 +10,26 @@ from harness.plan.problem import Direction
 
 CLOSE = 1.01  # as fast as a simple plan, give or take what no measurement would tell
 
-Times = Mapping[Direction, float]
+SecondsByDirection = Mapping[Direction, float]
 """Seconds by direction."""
 
 
-def total(times: Times) -> float:
+def total(times: SecondsByDirection) -> float:
     """Return the seconds of both directions."""
     return sum(times.values())
 
 
-def no_slower(one: Times, other: Times) -> bool:
+def no_slower(one: SecondsByDirection, other: SecondsByDirection) -> bool:
     """Whether one pair takes at most what another takes, in each direction."""
     return all(one[direction] <= other[direction] for direction in Direction)
 
 
-def fastest(pairs: Sequence[Times]) -> Times:
+def fastest(pairs: Sequence[SecondsByDirection]) -> SecondsByDirection:
     """Return the least time of each direction."""
     return {direction: min(times[direction] for times in pairs) for direction in Direction}
 
 
-def fair(pairs: Sequence[Times], simple: Times) -> list[int]:
+def fair(pairs: Sequence[SecondsByDirection], simple: SecondsByDirection) -> list[int]:
     """Return which pairs are close, in each direction, to the fastest simple plan of it.
 
     Where none is, the nearest are: those whose worse direction is the least slower.
@@ -43,15 +43,15 @@ def fair(pairs: Sequence[Times], simple: Times) -> list[int]:
     return [index for index, ratio in enumerate(worst) if ratio <= limit]
 
 
-def is_fair(pair: Times, simple: Times) -> bool:
+def is_fair(pair: SecondsByDirection, simple: SecondsByDirection) -> bool:
     """Whether a pair is close to the fastest simple plan in each direction."""
     return _worst(pair, simple) <= CLOSE
 
 
-def best_fair(pairs: Sequence[Times], simple: Times) -> int:
+def best_fair(pairs: Sequence[SecondsByDirection], simple: SecondsByDirection) -> int:
     """Return which pair takes the least time in all, of those that are `fair`."""
     return min(fair(pairs, simple), key=lambda index: total(pairs[index]))
 
 
-def _worst(pair: Times, simple: Times) -> float:
+def _worst(pair: SecondsByDirection, simple: SecondsByDirection) -> float:
     return max(pair[d] / simple[d] if simple[d] else 1.0 for d in Direction)

@@ -31,7 +31,7 @@ from harness.planning.options import SECONDS, Reader, option
 from harness.planning.strategy import Context, Strategy
 from strategies.ultraattn.fallbacks import or_others
 from strategies.ultraattn.finish import Plans, ReportedPlan, seconds_of
-from strategies.ultraattn.plan_store import Kept, kept, key_of
+from strategies.ultraattn.plan_store import Kept, kept, plan_key
 from strategies.ultraattn.planner import plan_both
 from strategies.ultraattn.planning import PlanningMode, machine_of
 
@@ -170,7 +170,7 @@ def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bo
             for direction, each in found.items()
         }
 
-    key = key_of(
+    key = plan_key(
         problem=bare,
         bands=problem.pattern.bands,
         mode=mode,

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.check.cell import Cell, Status
+from harness.check.cell import JudgedCell
 from harness.execute import kernels_cuda
 from harness.execute.kernels_cuda import Flash, math_backward, math_forward
 from harness.plan.problem import Direction, Dtype
+from harness.records.check_record import Outcome
 from harness.records.config import Config
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
@@ -202,10 +203,10 @@ def test_what_a_kernel_cannot_do_is_told(fake_kernels: list[str]) -> None:
 
 @pytest.mark.usefixtures("fake_kernels")
 def test_a_wrong_kernel_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(config: Config, **_: object) -> tuple[Cell, Cell]:
+    def check(config: Config, **_: object) -> tuple[JudgedCell, JudgedCell]:
         if kernels_cuda._ONLY.get() == "flash_b":
             raise RuntimeError("no kernel image\nfor this card")
-        return Cell(config, Status.PASSED), Cell(config, Status.REFUSED)
+        return JudgedCell(config, Outcome.PASSED), JudgedCell(config, Outcome.REFUSED)
 
     monkeypatch.setattr(gpu_check, "check", check)
     monkeypatch.setattr(gpu_check, "COPIES", ())

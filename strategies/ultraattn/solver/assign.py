@@ -15,21 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from harness.schedule.scip import Status, relative_gap
+from harness.schedule.scip import SolverStatus, relative_gap
 from strategies.ultraattn.solver.block_milp import decide_by_blocks
-from strategies.ultraattn.solver.bounds import least_volume, lower_bound, reach
+from strategies.ultraattn.solver.bounds import least_total_volume, lower_bound, reach
 from strategies.ultraattn.solver.branch_price import Tree
 from strategies.ultraattn.solver.coarse import coarsened, refined
 from strategies.ultraattn.solver.columns import MOST_BLOCKS, enumerate_columns, refute
-from strategies.ultraattn.solver.instance import Cells, Instance, Line, account
+from strategies.ultraattn.solver.instance import DeviceAccount, DeviceTable, Instance, account
 from strategies.ultraattn.solver.population import Population
 from strategies.ultraattn.solver.search import (
     Assignment,
-    Best,
-    Search,
+    BestAssignment,
+    ManyChains,
     better,
     cells_of_blocks,
-    judged,
+    evaluated,
 )
 from strategies.ultraattn.solver.single_chain import SingleChain
 
@@ -74,7 +74,7 @@ class Assigned:
     value: int
     bound: int
     volume: int
-    status: Status
+    status: SolverStatus
     seconds: float
     source: str
 
@@ -83,7 +83,7 @@ class Assigned:
         """(value - bound) / value; 0 when proved."""
         return relative_gap(self.value, self.bound)
 
-    def lines(self, instance: Instance) -> tuple[Line, ...]:
+    def lines(self, instance: Instance) -> tuple[DeviceAccount, ...]:
         """Return the account of each device."""
         return account(instance, self.cells)
 
@@ -94,7 +94,7 @@ def assign(
     seconds: float = DEFAULT_S,
     prove: bool = False,
     seed: int = 0,
-    given: Sequence[Cells] = (),
+    given: Sequence[DeviceTable] = (),
 ) -> Assigned:
     """Assign every block to a device.
 
@@ -111,7 +111,7 @@ def assign(
     grain = _grain(instance)
     bound = -(-lower_bound(instance) // grain) * grain
     if not instance.blocks:
-        return _assigned(instance, Best(0, 0, ()), 0, start, "bound")
+        return _assigned(instance, BestAssignment(0, 0, ()), 0, start, "bound")
     starts = [*given, *_coarse_start(instance, _COARSE * seconds, seed)]
     solve = _Solve(instance, starts, bound, start, seconds=seconds, prove=prove, seed=seed)
     solve.look()
@@ -131,7 +131,7 @@ class _Solve:
     def __init__(
         self,
         instance: Instance,
-        starts: Sequence[Cells],
+        starts: Sequence[DeviceTable],
         bound: int,
         start: float,
         *,
@@ -146,7 +146,7 @@ class _Solve:
         self.large = len(instance.blocks) > MOST_BLOCKS
         self.hopeless = self.large and len(instance.blocks) * instance.devices > _HOPELESS
         plans = [tuple(int(cells[i][j] or 0) for i, j in instance.blocks) for cells in starts]
-        self.search = Search(instance, seed, plans)
+        self.search = ManyChains(instance, seed, plans)
         if self.search.best is None:
             raise ValueError(_NO_ROOM.format(instance=instance))
         self.best = self.search.best
@@ -195,12 +195,12 @@ class _Solve:
         if time.process_time() >= end:
             return
         instance = self.instance
-        least = least_volume(instance, reach(instance), self.best.value) or 0
+        least = least_total_volume(instance, reach(instance), self.best.value) or 0
         self.search.best = self.best
         self.search.run(end, self.best.value, volume=least + _inside(instance))
         self.best = better(self.best, self.search.best) or self.best
 
-    def _turn(self, proof_s: float) -> tuple[Search | SingleChain | Population, float]:
+    def _turn(self, proof_s: float) -> tuple[ManyChains | SingleChain | Population, float]:
         """Return what searches next, and until when."""
         late = self.end - _POPULATION * self.budget if self.population else self.end
         if self.population and time.process_time() >= late:
@@ -211,7 +211,7 @@ class _Solve:
             return self.chain, late
         return self.chain, min(self.end, time.process_time() + _CHAIN * proof_s)
 
-    def _run(self, searcher: Search | SingleChain | Population, end: float) -> None:
+    def _run(self, searcher: ManyChains | SingleChain | Population, end: float) -> None:
         searcher.best = self.best
         searcher.run(end, self.bound)
         self.best = better(self.best, searcher.best) or self.best
@@ -222,7 +222,7 @@ class _Solve:
         if proved:
             self.bound, self.source = self.best.value, "proof"
         elif found is not None:
-            self.best = better(self.best, judged(self.instance, found)) or self.best
+            self.best = better(self.best, evaluated(self.instance, found)) or self.best
 
 
 def _grain(instance: Instance) -> int:
@@ -236,7 +236,7 @@ def _inside(instance: Instance) -> int:
     return sum(instance.inside_of(i, j) for i, j in instance.blocks)
 
 
-def _coarse_start(instance: Instance, seconds: float, seed: int) -> list[Cells]:
+def _coarse_start(instance: Instance, seconds: float, seed: int) -> list[DeviceTable]:
     """Return the plan of pairs of chunks, where the instance is too large to be proved itself."""
     coarse = coarsened(instance) if len(instance.blocks) > MOST_BLOCKS else None
     if coarse is None:
@@ -264,20 +264,22 @@ class Decider:
             self._tree = None if columns is None else Tree(self.instance, columns, most, end)
         if self._tree is not None:
             decision = self._tree.run(end)
-            return decision.status is Status.INFEASIBLE, decision.devices
+            return decision.status is SolverStatus.INFEASIBLE, decision.devices
         left = end - time.process_time()
         answer, devices = decide_by_blocks(self.instance, most, left, seed=self.seed)
-        return answer.status is Status.INFEASIBLE, devices
+        return answer.status is SolverStatus.INFEASIBLE, devices
 
 
-def _assigned(instance: Instance, best: Best, bound: int, start: float, source: str) -> Assigned:
+def _assigned(
+    instance: Instance, best: BestAssignment, bound: int, start: float, source: str
+) -> Assigned:
     cells = cells_of_blocks(instance, best.devices)
     return Assigned(
         cells=tuple(map(tuple, cells)),
         value=best.value,
         bound=bound,
         volume=best.volume,
-        status=Status.OPTIMAL if best.value == bound else Status.FEASIBLE,
+        status=SolverStatus.OPTIMAL if best.value == bound else SolverStatus.FEASIBLE,
         seconds=time.process_time() - start,
         source=source,
     )

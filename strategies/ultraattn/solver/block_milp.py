@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.schedule.scip import PROOF, Answer, Status, new_model, solve
+from harness.schedule.scip import PROOF, SolverAnswer, SolverStatus, new_model, solve
 from strategies.ultraattn.solver.bounds import reach
 from strategies.ultraattn.solver.instance import Instance
 from strategies.ultraattn.solver.search import Assignment
@@ -28,7 +28,7 @@ _CUTS = 10  # per device
 
 def decide_by_blocks(
     instance: Instance, most: int, seconds: float, *, seed: int = 0, log: bool = False
-) -> tuple[Answer, Assignment | None]:
+) -> tuple[SolverAnswer, Assignment | None]:
     """Decide whether no device need receive or send more than `most`.
 
     Returns:
@@ -82,7 +82,7 @@ def decide_by_blocks(
         seed=seed,
         settings={**PROOF, "limits/solutions": 1},
     )
-    if answer.status in (Status.INFEASIBLE, Status.TIME_LIMIT):
+    if answer.status in (SolverStatus.INFEASIBLE, SolverStatus.TIME_LIMIT):
         return answer, None
     best = model.getBestSol()
     assert best is not None

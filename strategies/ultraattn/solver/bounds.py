@@ -54,7 +54,7 @@ def lower_bound(instance: Instance) -> int:
     covers = reach(instance)
     inside = sum(instance.inside_of(i, j) for i, j in instance.blocks)
     while instance.total:
-        volume = least_volume(instance, covers, most)
+        volume = least_total_volume(instance, covers, most)
         if volume is not None and volume + inside <= instance.devices * most:
             break
         most += 1
@@ -77,7 +77,7 @@ def lines_bound(instance: Instance) -> int:
     return best
 
 
-def least_volume(instance: Instance, covers: Reach, most: int) -> int | None:
+def least_total_volume(instance: Instance, covers: Reach, most: int) -> int | None:
     """Return the least volume with which devices can hold all work; None = they cannot.
 
     Each device may fetch no more than `most`. Work is rounded up per device to a few steps.

@@ -17,8 +17,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.schedule.scip import Status
-from strategies.ultraattn.solver.columns import Columns, Ints, Reals, enumerate_columns, relaxed
+from harness.schedule.scip import SolverStatus
+from strategies.ultraattn.solver.columns import DeviceSets, Ints, Reals, enumerate_columns, relaxed
 from strategies.ultraattn.solver.instance import Instance
 from strategies.ultraattn.solver.search import Assignment
 
@@ -34,7 +34,7 @@ _RENAMINGS = 2000  # any set of them is valid; more are not worth their time
 class Decision:
     """Whether a plan exists: `status` INFEASIBLE is a proof; `devices` is a plan."""
 
-    status: Status
+    status: SolverStatus
     devices: Assignment | None = None
 
 
@@ -71,7 +71,7 @@ class Tree:
         end: CPU time at which the first relaxation gives up.
     """
 
-    def __init__(self, instance: Instance, columns: Columns, most: int, end: float) -> None:
+    def __init__(self, instance: Instance, columns: DeviceSets, most: int, end: float) -> None:
         self.instance, self.columns = instance, columns
         self.nodes = 0  # solved so far
         self._open: list[Node] = []
@@ -94,12 +94,12 @@ class Tree:
             found = self._expand(node, end)
             if found is None:  # out of time
                 self._open.append(node)
-                return Decision(Status.TIME_LIMIT)
+                return Decision(SolverStatus.TIME_LIMIT)
             if isinstance(found, Decision):
                 self._open.append(node)
                 return found
             self._open += found
-        return Decision(Status.INFEASIBLE)
+        return Decision(SolverStatus.INFEASIBLE)
 
     def _expand(self, node: Node, end: float) -> "Decision | list[Node] | None":
         solved = self._solve(node, end)
@@ -178,7 +178,7 @@ class Tree:
             share[:, d] = holds[mine].T @ amount[mine]
         open_ = np.minimum(share, 1 - share)
         if open_.max() <= _WHOLE:
-            return Decision(Status.FEASIBLE, tuple(map(int, share.argmax(axis=1))))
+            return Decision(SolverStatus.FEASIBLE, tuple(map(int, share.argmax(axis=1))))
         b, d = divmod(int(open_.argmax()), n)
         has = (self.columns.mask >> np.uint64(b)) & np.uint64(1) > 0
         return [

@@ -7,7 +7,7 @@ leaves the work as it was. So the optimum of the coarse instance is a good start
 from collections.abc import Sequence
 from dataclasses import replace
 
-from strategies.ultraattn.solver.instance import Cells, Instance, Matrix
+from strategies.ultraattn.solver.instance import DeviceTable, Instance, Matrix
 
 
 def coarsened(instance: Instance) -> Instance | None:
@@ -35,7 +35,7 @@ def coarsened(instance: Instance) -> Instance | None:
     )
 
 
-def refined(instance: Instance, cells: Cells) -> list[list[int | None]]:
+def refined(instance: Instance, cells: DeviceTable) -> list[list[int | None]]:
     """Return the cells of `instance` from those of its coarse instance."""
     return [
         [cells[i // 2][j // 2] if work else None for j, work in enumerate(row)]

@@ -30,7 +30,7 @@ _SAFE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class DeviceSets:
     """All sets of blocks that some device can hold.
 
     Attributes:
@@ -48,7 +48,7 @@ class Columns:
     coefficient: NDArray[np.float32]
 
 
-def enumerate_columns(instance: Instance, most: int) -> Columns | None:
+def enumerate_columns(instance: Instance, most: int) -> DeviceSets | None:
     """Return every useful set, or None when there are too many or too many blocks."""
     if len(instance.blocks) > MOST_BLOCKS:
         return None
@@ -62,7 +62,7 @@ def enumerate_columns(instance: Instance, most: int) -> Columns | None:
         if count > _COLUMNS:
             return None
         parts.append(_columns(instance, device, most, sets))
-    return Columns(
+    return DeviceSets(
         device=np.concatenate([part.device for part in parts]),
         mask=np.concatenate([part.mask for part in parts]),
         cost=np.concatenate([part.cost for part in parts]),
@@ -113,7 +113,7 @@ def _sets(instance: Instance, device: int, most: int) -> tuple[Masks, Masks, Mas
 
 def _columns(
     instance: Instance, device: int, most: int, sets: tuple[Masks, Masks, Masks, Ints]
-) -> Columns:
+) -> DeviceSets:
     mask, rows, columns, inside = sets
     w, n, blocks = instance.weights, instance.devices, len(instance.blocks)
     matrix = np.zeros((len(mask), blocks + 2 * n), dtype=np.float32)
@@ -138,7 +138,7 @@ def _columns(
     for flow, step in zip((received, sent), steps, strict=True):
         flow[:, device] = most - (most - flow[:, device]) // step * step
     flow = received if steps[0] > steps[1] else sent  # both sums are the volume, but for the steps
-    return Columns(
+    return DeviceSets(
         device=np.full(len(mask), device, dtype=np.int64),
         mask=mask,
         cost=flow.sum(axis=1, dtype=np.float64),
@@ -154,7 +154,7 @@ def refute(instance: Instance, most: int, end: float) -> bool:
     return relaxed(instance, columns, most, end) is None
 
 
-def relaxed(instance: Instance, columns: Columns, most: int, end: float) -> "Relaxation | None":
+def relaxed(instance: Instance, columns: DeviceSets, most: int, end: float) -> "Relaxation | None":
     """Return the relaxation with all cuts, or None when it refutes `most`."""
     if len(set(columns.device.tolist())) < instance.devices:
         return None
@@ -175,7 +175,7 @@ class Relaxation:
     Source: Jepsen et al., Operations Research 56(2), 2008: subset-row inequalities.
     """
 
-    def __init__(self, instance: Instance, columns: Columns, most: int) -> None:
+    def __init__(self, instance: Instance, columns: DeviceSets, most: int) -> None:
         from pyscipopt import LP
 
         self.n, self.blocks, self.most = instance.devices, len(instance.blocks), most

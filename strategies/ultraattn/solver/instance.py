@@ -20,7 +20,7 @@ from math import gcd
 from harness.plan.problem import Direction, Problem
 
 Matrix = tuple[tuple[int, ...], ...]
-Cells = Sequence[Sequence[int | None]]
+DeviceTable = Sequence[Sequence[int | None]]
 Fixed = tuple[tuple[int, int, int], ...]  # (row, column, device) decided beforehand
 
 
@@ -152,7 +152,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class DeviceAccount:
     """The account of one device; the module's docstring defines A to D."""
 
     A: int
@@ -164,7 +164,7 @@ class Line:
     work: int
 
 
-def account(instance: Instance, cells: Cells) -> tuple[Line, ...]:
+def account(instance: Instance, cells: DeviceTable) -> tuple[DeviceAccount, ...]:
     """Return what each device computes, needs and moves.
 
     Raises:
@@ -196,7 +196,7 @@ def account(instance: Instance, cells: Cells) -> tuple[Line, ...]:
                     lent[owner[chunk]] += 1
                     remote[device] += 1
     return tuple(
-        Line(
+        DeviceAccount(
             A=a,
             B=b,
             C=c,
@@ -211,12 +211,12 @@ def account(instance: Instance, cells: Cells) -> tuple[Line, ...]:
     )
 
 
-def most(lines: Sequence[Line]) -> int:
+def most(lines: Sequence[DeviceAccount]) -> int:
     """Return the largest amount that a device receives or sends: the paper's objective."""
     return max(max(line.received, line.sent) for line in lines)
 
 
-def volume(lines: Sequence[Line]) -> int:
+def all_received(lines: Sequence[DeviceAccount]) -> int:
     """Return all that is received: the secondary objective."""
     return sum(line.received for line in lines)
 

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.ultraattn.solver.instance import Instance
-from strategies.ultraattn.solver.search import Best, Chains, better, judged, limits, prices
+from strategies.ultraattn.solver.search import (
+    BestAssignment,
+    Chains,
+    better,
+    evaluated,
+    flow_limits,
+    prices,
+)
 
 _CHAINS = 256
 _HOT, _COLD = 0.58, 0.40  # between them the plans of large grids settle
@@ -32,7 +39,7 @@ class Population:
         best: The best assignment so far.
     """
 
-    def __init__(self, instance: Instance, seed: int, best: Best) -> None:
+    def __init__(self, instance: Instance, seed: int, best: BestAssignment) -> None:
         self.instance, self.best = instance, best
         self._rng = np.random.default_rng(seed + 1)
         self._chains = Chains(instance, self._fresh(), seed)
@@ -61,7 +68,7 @@ class Population:
             chains.place(self._fresh())
             heat = _HOT
             for k in range(_HEATS):
-                limit = limits(self.instance, max(self._target, self.best.value - 1))
+                limit = flow_limits(self.instance, max(self._target, self.best.value - 1))
                 before, heat = heat, _HOT * (_COLD / _HOT) ** (k / _HEATS)
                 chains.resample(limit, price, volume, 1 / heat - 1 / before)
                 for step in range(_STEPS):
@@ -69,11 +76,11 @@ class Population:
                     if step % _UNSEEN == 0:
                         self._keep(limit)
                         yield
-                        limit = limits(self.instance, max(self._target, self.best.value - 1))
+                        limit = flow_limits(self.instance, max(self._target, self.best.value - 1))
 
     def _keep(self, limit: NDArray[np.float32]) -> None:
         for k in np.flatnonzero((self._chains.flow <= limit).all(axis=1))[:1]:
-            found = judged(self.instance, self._chains.device[k].tolist())
+            found = evaluated(self.instance, self._chains.device[k].tolist())
             self.best = better(self.best, found) or self.best
 
     def _fresh(self) -> NDArray[np.int64]:

@@ -41,7 +41,7 @@ def _remapped_strided() -> Table:
 
 
 # The six patterns as the paper draws them; `strided` after its remap.
-PATTERNS: dict[str, Table] = {
+SEED_TABLES: dict[str, Table] = {
     "full": np.ones((1, 1), dtype=np.int8),
     "causal": np.full((1, 1), 2, dtype=np.int8),
     "strided": _remapped_strided(),
@@ -113,7 +113,7 @@ def logged() -> list[Logged]:
     return [
         Logged(
             f"{pattern}, {nodes} nodes, {what}",
-            node_blocks(PATTERNS[pattern], nodes, 8)[place],
+            node_blocks(SEED_TABLES[pattern], nodes, 8)[place],
             value,
             seconds,
         )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.ultraattn.solver.instance import Instance, account, most, volume
+from strategies.ultraattn.solver.instance import Instance, account, all_received, most
 
-Reals = NDArray[np.float32]
+Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Assignment = tuple[int, ...]  # device of each block, in the order of `Instance.blocks`
 
@@ -36,9 +36,9 @@ class Tables:
     row: Ints
     column: Ints
     size: Ints
-    row_need: Reals  # (rows * devices, 3 * devices): device d needs row r
-    column_need: Reals
-    block_need: Reals  # (blocks * devices, 3 * devices): work and inside traffic
+    row_need: Floats  # (rows * devices, 3 * devices): device d needs row r
+    column_need: Floats
+    block_need: Floats  # (blocks * devices, 3 * devices): work and inside traffic
     free: Ints  # blocks that may move
     partners: list[Ints]  # per block, the blocks of its row or column
 
@@ -68,7 +68,7 @@ class Tables:
         )
 
 
-def _needs(owners: Sequence[int], n: int, there: int, back: int) -> Reals:
+def _needs(owners: Sequence[int], n: int, there: int, back: int) -> Floats:
     table = np.zeros((len(owners), n, 3 * n), dtype=np.float32)
     for chunk, owner in enumerate(owners):
         for d in range(n):
@@ -110,7 +110,7 @@ class Chains:
         flow += t.block_need[np.arange(len(t.row)) * n + starts].sum(axis=1)
         self.flow = flow
 
-    def step(self, limit: Reals, price: Reals, volume_price: float, heat: float) -> None:
+    def step(self, limit: Floats, price: Floats, volume_price: float, heat: float) -> None:
         """Try one move in every chain at one temperature.
 
         `limit` and `price` are per (received, sent, work) of each device.
@@ -120,7 +120,7 @@ class Chains:
         after = self._penalty(self.flow + moves.change, limit, price, volume_price)
         self._make(moves, np.flatnonzero(self._accepted(moves, after - before, heat)))
 
-    def first(self, limit: Reals, price: Reals, heat: float, looks: int) -> int:
+    def first(self, limit: Floats, price: Floats, heat: float, looks: int) -> int:
         """Look at many moves of the only chain, and make the first that is accepted.
 
         Returns:
@@ -133,7 +133,7 @@ class Chains:
         self._make(moves, accepted)
         return int(accepted[0]) + 1 if len(accepted) else looks
 
-    def resample(self, limit: Reals, price: Reals, volume_price: float, colder: float) -> None:
+    def resample(self, limit: Floats, price: Floats, volume_price: float, colder: float) -> None:
         """Let chains of low penalty go on in the place of others, as a colder heat would have it.
 
         Source: Hukushima and Iba, AIP Conference Proceedings 690, 2003: population annealing.
@@ -175,7 +175,7 @@ class Chains:
             change[idx] += self._change(other[idx], new[idx], old[idx], first[idx], chain[idx])
         return Moves(chain, first, other, old, new, swap, change)
 
-    def _accepted(self, moves: "Moves", gain: Reals, heat: float) -> NDArray[np.bool_]:
+    def _accepted(self, moves: "Moves", gain: Floats, heat: float) -> NDArray[np.bool_]:
         """Return which moves the rule of Metropolis takes at a temperature."""
         accepted: NDArray[np.bool_] = gain <= -heat * np.log1p(-self.rng.random(len(gain)))
         accepted &= moves.old != moves.new
@@ -189,17 +189,19 @@ class Chains:
         both = moves.swap[made]
         self._shift(chain[both], moves.other[made][both], new[both], old[both])
 
-    def _penalty(self, flow: Reals, limit: Reals, price: Reals, volume_price: float) -> Reals:
+    def _penalty(self, flow: Floats, limit: Floats, price: Floats, volume_price: float) -> Floats:
         excess = np.maximum(flow - limit, 0)
-        result: Reals = np.asarray((excess * excess) @ price, dtype=np.float32)
+        result: Floats = np.asarray((excess * excess) @ price, dtype=np.float32)
         if volume_price:
             result += np.float32(volume_price) * np.sum(flow[:, : self.n], axis=1)
         return result
 
-    def _change(self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints) -> Reals:
+    def _change(
+        self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints
+    ) -> Floats:
         """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
         t, n = self.tables, self.n
-        result: Reals = t.block_need[block * n + new] - t.block_need[block * n + old]
+        result: Floats = t.block_need[block * n + new] - t.block_need[block * n + old]
         for line, counts, needs in (
             (t.row, self.row_count, t.row_need),
             (t.column, self.column_count, t.column_need),
@@ -241,11 +243,11 @@ class Moves:
     old: Ints
     new: Ints
     swap: NDArray[np.bool_]
-    change: Reals
+    change: Floats
 
 
 @dataclass(slots=True)
-class Best:
+class BestAssignment:
     """The best assignment so far: least maximum, then least volume."""
 
     value: int
@@ -261,7 +263,7 @@ def cells_of_blocks(instance: Instance, devices: Assignment) -> list[list[int | 
     return cells
 
 
-def judged(instance: Instance, devices: Sequence[int]) -> Best | None:
+def evaluated(instance: Instance, devices: Sequence[int]) -> BestAssignment | None:
     """Return an assignment with its value, or None where it breaks the cap or a fixed block."""
     cells = cells_of_blocks(instance, tuple(devices))
     lines = account(instance, cells)
@@ -269,10 +271,10 @@ def judged(instance: Instance, devices: Sequence[int]) -> Best | None:
         return None
     if any(cells[i][j] != device for i, j, device in instance.fixed):
         return None
-    return Best(most(lines), volume(lines), tuple(map(int, devices)))
+    return BestAssignment(most(lines), all_received(lines), tuple(map(int, devices)))
 
 
-def better(one: Best | None, other: Best | None) -> Best | None:
+def better(one: BestAssignment | None, other: BestAssignment | None) -> BestAssignment | None:
     """Return the better of two."""
     if one is None or other is None:
         return one or other
@@ -297,10 +299,10 @@ def starts(instance: Instance) -> list[Assignment]:
     for plan in plans:
         for i, j, device in instance.fixed:
             plan[at[i, j]] = device
-    return [packed(instance), *dict.fromkeys(map(tuple, plans))]
+    return [packed_assignment(instance), *dict.fromkeys(map(tuple, plans))]
 
 
-def packed(instance: Instance) -> Assignment:
+def packed_assignment(instance: Instance) -> Assignment:
     """Return an assignment within the cap: fixed blocks, then the largest, each where it fits best.
 
     It fits whenever `blocks.instance_of` made the cap.
@@ -320,14 +322,14 @@ def packed(instance: Instance) -> Assignment:
     return tuple(chosen[block] for block in instance.blocks)
 
 
-def prices(instance: Instance) -> Reals:
+def prices(instance: Instance) -> Floats:
     """Return the price of the squared excess of what each device receives, sends and computes."""
     flow = 1 / _unit(instance) ** 2
     half = max(1.0, max(map(max, instance.work)) / 2)  # an odd half block is a small matter
     return np.repeat([flow, flow, _OVERLOAD / half**2], instance.devices).astype(np.float32)
 
 
-def limits(instance: Instance, goal: int) -> Reals:
+def flow_limits(instance: Instance, goal: int) -> Floats:
     """Return the most that each device is to receive, send and compute."""
     return np.repeat([goal, goal, instance.cap], instance.devices).astype(np.float32)
 
@@ -337,7 +339,7 @@ def _unit(instance: Instance) -> int:
     return min(x for x in (w.row_in, w.row_out, w.column_in, w.column_out) if x)
 
 
-class Search:
+class ManyChains:
     """Annealing that can be continued: each call of `run` spends some more seconds.
 
     Args:
@@ -354,11 +356,11 @@ class Search:
         chains: int = _CHAINS,
     ) -> None:
         self.instance = instance
-        self.best: Best | None = None
+        self.best: BestAssignment | None = None
         self.rng = np.random.default_rng(seed + 1)
         self._starts = [*given, *starts(instance)]
         for start in self._starts:
-            self.best = better(self.best, judged(instance, start))
+            self.best = better(self.best, evaluated(instance, start))
         self._length = _ROUND
         self._count = chains
         self.steps = 0
@@ -396,7 +398,7 @@ class Search:
             goal = target
             if volume is None and self.best is not None:
                 goal = max(target, self.best.value - 1)
-            limit = limits(self.instance, goal)
+            limit = flow_limits(self.instance, goal)
             heat = _HOT * (_COLD / _HOT) ** (k / self._length)
             self.chains.step(limit, price, volume_price, heat)
             self.steps += 1
@@ -418,4 +420,4 @@ class Search:
         n = self.instance.devices
         key = self.chains.flow[:, : 2 * n].max(axis=1) * 1e4 + self.chains.flow[:, :n].sum(axis=1)
         k = int(np.argmin(np.where(ready, key, np.inf)))
-        self.best = better(self.best, judged(self.instance, self.chains.device[k].tolist()))
+        self.best = better(self.best, evaluated(self.instance, self.chains.device[k].tolist()))

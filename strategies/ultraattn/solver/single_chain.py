@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from strategies.ultraattn.solver.instance import Instance
 from strategies.ultraattn.solver.search import (
     Assignment,
-    Best,
+    BestAssignment,
     Chains,
     better,
-    judged,
-    limits,
+    evaluated,
+    flow_limits,
     prices,
     starts,
 )
@@ -40,10 +40,10 @@ class SingleChain:
 
     def __init__(self, instance: Instance, seed: int = 0, given: Sequence[Assignment] = ()) -> None:
         self.instance = instance
-        self.best: Best | None = None
+        self.best: BestAssignment | None = None
         self._starts = [*given, *starts(instance)]
         for start in self._starts:
-            self.best = better(self.best, judged(instance, start))
+            self.best = better(self.best, evaluated(instance, start))
         self._rng = np.random.default_rng(seed + 1)
         self._chain = Chains(instance, np.array(self._starts[:1]), seed)
         self._target = 0
@@ -76,10 +76,10 @@ class SingleChain:
             step = 0
             while step < length:
                 heat = _HOT * (_COLD / _HOT) ** (step / length)
-                limit = limits(instance, self._goal())
+                limit = flow_limits(instance, self._goal())
                 step += chain.first(limit, price, heat, _LOOKS)
                 if (chain.flow[0] <= limit).all():
-                    self.best = better(self.best, judged(instance, chain.device[0].tolist()))
+                    self.best = better(self.best, evaluated(instance, chain.device[0].tolist()))
                 yield
             length = min(2 * length, _LONGEST)
 

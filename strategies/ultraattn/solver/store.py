@@ -14,14 +14,14 @@ from pathlib import Path
 
 from harness.base.cache import read_kept, write_kept
 from harness.base.json_fields import json_text
-from harness.schedule.scip import Status
+from harness.schedule.scip import SolverStatus
 from strategies.ultraattn.solver.assign import DEFAULT_S, Assigned, assign
-from strategies.ultraattn.solver.instance import Instance, account, most, volume
+from strategies.ultraattn.solver.instance import Instance, account, all_received, most
 
 _FORMAT = 1  # part of the hash: a file of another format is never found
 
 
-def key_of(instance: Instance) -> str:
+def instance_key(instance: Instance) -> str:
     """Return the hash of everything that decides an assignment."""
     text = json_text({"format": _FORMAT, **asdict(instance)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -39,7 +39,7 @@ class Cache:
 
     def path(self, instance: Instance) -> Path:
         """Return where an instance is kept."""
-        return self.folder / f"{key_of(instance)}.json"
+        return self.folder / f"{instance_key(instance)}.json"
 
     def get(self, instance: Instance) -> Assigned | None:
         """Return what is known of an instance; None when nothing can be read that fits it."""
@@ -63,8 +63,8 @@ def _read(instance: Instance, content: bytes) -> Assigned | None:
         cells=cells,
         value=most(lines),
         bound=int(fields["bound"]),
-        volume=volume(lines),
-        status=Status(fields["status"]),
+        volume=all_received(lines),
+        status=SolverStatus(fields["status"]),
         seconds=float(fields["seconds"]),
         source=str(fields["source"]),
     )
@@ -90,13 +90,13 @@ def assign_cached(
     kept = cache.get(instance)
     if kept is None:
         found = assign(instance, seconds=seconds, prove=prove, seed=seed)
-    elif kept.status is Status.OPTIMAL or (not prove and kept.seconds >= seconds):
+    elif kept.status is SolverStatus.OPTIMAL or (not prove and kept.seconds >= seconds):
         return kept
     else:
         again = assign(instance, seconds=seconds, prove=prove, seed=seed, given=(kept.cells,))
         bound = max(again.bound, kept.bound)
         proved = bound == again.value
-        found = replace(again, bound=bound, status=Status.OPTIMAL if proved else again.status)
+        found = replace(again, bound=bound, status=SolverStatus.OPTIMAL if proved else again.status)
     with suppress(OSError):  # a full disk, a folder that takes no files: it is only not kept
         cache.put(instance, found)
     return found

@@ -9,7 +9,7 @@ import pytest
 from harness.calibrate import measure_machine, this_machine
 from harness.calibrate.measure_machine import shapes
 from harness.cluster.calibration import load
-from harness.fit.this_machine import Figures, Shape, fit_local, with_overheads
+from harness.fit.this_machine import Figures, KernelShape, fit_local, with_overheads
 from harness.plan.problem import Direction, Dtype
 from harness.prepare import planner_context
 from harness.ranks.team import Team
@@ -20,7 +20,7 @@ from tests.harness.made import record
 BANDWIDTH, RATE, LAUNCH = 4e9, 3e10, 7e-5
 
 
-def seconds(shape: Shape, factor: float, passes: float = 0.0) -> float:
+def seconds(shape: KernelShape, factor: float, passes: float = 0.0) -> float:
     """A machine that takes of a triangle all blocks of 32 x 512 that it touches."""
     area = shape.rows * shape.columns
     if shape.causal:
@@ -117,14 +117,16 @@ def test_this_machine_can_be_calibrated_and_checked(
     value = load(path)
     assert not value.on_gpus
     chosen = [
-        c for c in this_machine.cells() if c.seqlen_q == 512 and c.strategy in ("ring", "ulysses")
+        c
+        for c in this_machine.compared_cells()
+        if c.seqlen_q == 512 and c.strategy in ("ring", "ulysses")
     ]
 
     def few() -> Sequence[object]:
         return chosen
 
     monkeypatch.setattr(this_machine, "cells", few)
-    this_machine.check(path, tmp_path / "out", lambda _: None)
+    this_machine.check_predictions(path, tmp_path / "out", lambda _: None)
     assert f"| all | | | {len(chosen)} |" in capsys.readouterr().out
     assert (tmp_path / "out" / "records.jsonl").exists()
 
@@ -138,7 +140,7 @@ def test_measurements_run_in_real_ranks(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_compared_is_what_can_run_here() -> None:
-    cells = list(this_machine.cells())
+    cells = list(this_machine.compared_cells())
     assert {cell.cp for cell in cells} == {1, 2, 4}
     assert len(set(cells)) == len(cells)
     assert all(replace(c, cp=1).problem.seqlen_q <= 2048 for c in cells)

@@ -8,14 +8,14 @@ from itertools import pairwise as neighbours
 import pytest
 
 from harness.check.axes import (
+    GRID_PATTERNS,
     LAYER_CPS,
     LAYER_HEADS,
-    PATTERNS,
     Axes,
     pairwise,
     size,
-    spelled,
-    whole,
+    spelled_pattern,
+    whole_product,
 )
 from harness.check.pairwise import covering
 from harness.plan.problem import Dtype
@@ -124,13 +124,13 @@ def test_the_default_grid_is_large_enough_and_the_same_every_time() -> None:
 
 
 def test_the_whole_product_has_the_size_that_is_said_and_no_cell_twice() -> None:
-    cells = list(whole(SMALL))
+    cells = list(whole_product(SMALL))
     assert len(cells) == len(set(cells)) == size(SMALL)
 
 
 def test_values_given_twice_count_once() -> None:
     twice = Axes(**{**vars_of(SMALL), "cps": (2, 7, 2)})
-    assert list(whole(twice)) == list(whole(SMALL))
+    assert list(whole_product(twice)) == list(whole_product(SMALL))
 
 
 def vars_of(axes: Axes) -> dict[str, object]:
@@ -138,21 +138,23 @@ def vars_of(axes: Axes) -> dict[str, object]:
 
 
 def test_cells_of_one_problem_stand_together_in_the_whole_product() -> None:
-    problems = [replace(config, strategy="", cp=1) for config in whole(SMALL)]
+    problems = [replace(config, strategy="", cp=1) for config in whole_product(SMALL)]
     changes = sum(a != b for a, b in neighbours(problems))
     assert changes == len(set(problems)) - 1
 
 
 def test_the_whole_product_is_not_held_in_memory() -> None:
-    first = list(islice(whole(Axes()), 3))  # at once, though there are hundreds of thousands
+    first = list(
+        islice(whole_product(Axes()), 3)
+    )  # at once, though there are hundreds of thousands
     assert len(first) == 3
     assert size(Axes()) > 10**5
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", GRID_PATTERNS)
 @pytest.mark.parametrize("seqlen", [1, 5, 64, 97, 1020])
 def test_every_pattern_can_be_spelled_for_every_length(pattern: str, seqlen: int) -> None:
-    text, seqlen_kv = spelled(pattern, seqlen)
+    text, seqlen_kv = spelled_pattern(pattern, seqlen)
     made = make_pattern(text, seqlen, seqlen_kv, cross=seqlen != seqlen_kv)
     assert (made.seqlen_q, made.seqlen_kv) == (seqlen, seqlen_kv)
 

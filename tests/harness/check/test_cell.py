@@ -9,7 +9,7 @@ from torch import Tensor
 
 import strategies
 from harness.check import run
-from harness.check.cell import Cell, RankRun, as_group, check, combine
+from harness.check.cell import JudgedCell, RankRun, as_group, check, combine
 from harness.check.run import check_all, check_group, dearest_first, hashes_of
 from harness.execute.interpreter import _Interpreter as Interpreter
 from harness.execute.transport import Handle, LocalTransport
@@ -140,7 +140,7 @@ def test_a_result_that_is_slightly_off_fails(dtype: Dtype, monkeypatch: pytest.M
 
 
 def test_a_cell_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(config: Config) -> tuple[Cell, Cell]:
+    def raises(config: Config) -> tuple[JudgedCell, JudgedCell]:
         if config.cp == 3:
             raise RuntimeError("no such kernel")
         return check(config)
@@ -166,13 +166,15 @@ def test_the_dearest_cells_come_first() -> None:
 # Real processes -----------------------------------------------------------------------------
 
 
-def rank_runs(cell: Cell, wrong: Mapping[int, tuple[str, ...]] | None = None) -> list[RankRun]:
+def rank_runs(
+    cell: JudgedCell, wrong: Mapping[int, tuple[str, ...]] | None = None
+) -> list[RankRun]:
     return [RankRun({rank: f"{rank}{cell.reason}"}, (wrong or {}).get(rank, ())) for rank in (0, 1)]
 
 
 def test_other_bits_bytes_or_memory_in_processes_fail_the_cell() -> None:
     digest = combine({0: "0", 1: "1"})
-    cell = Cell(CELL, Outcome.PASSED, digest=digest)
+    cell = JudgedCell(CELL, Outcome.PASSED, digest=digest)
     same = as_group(cell, rank_runs(cell))
     assert (same.status, same.config.transport) == (Outcome.PASSED, Where.GLOO)
     bits = as_group(replace(cell, digest="x"), rank_runs(cell))

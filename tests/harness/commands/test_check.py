@@ -11,7 +11,7 @@ import pytest
 
 from harness import cli
 from harness.check import run
-from harness.check.cell import Cell, check
+from harness.check.cell import JudgedCell, check
 from harness.records.check_record import Outcome
 from harness.records.config import Config
 from harness.records.store import ResultFile
@@ -34,11 +34,11 @@ def result(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return found
 
 
-def broken(config: Config) -> tuple[Cell, Cell]:
+def broken(config: Config) -> tuple[JudgedCell, JudgedCell]:
     """Ring's backward is wrong."""
     forward, backward = check(config)
     if config.strategy == "ring":
-        return forward, Cell(backward.config, Outcome.FAILED, "dk is off")
+        return forward, JudgedCell(backward.config, Outcome.FAILED, "dk is off")
     return forward, backward
 
 
@@ -82,7 +82,7 @@ def test_a_check_goes_on_where_its_file_ends_and_tries_failures_again(
     file = tmp_path / "records.jsonl"
     judged = []
 
-    def counted(config: Config) -> tuple[Cell, Cell]:
+    def counted(config: Config) -> tuple[JudgedCell, JudgedCell]:
         judged.append(config.strategy)
         return check(config)
 
@@ -142,7 +142,7 @@ def test_a_record_that_cannot_be_read_is_set_aside_and_its_cell_judged_again(
 def test_a_result_that_is_not_finite_fails_and_its_error_is_null(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def infinite(config: Config) -> tuple[Cell, Cell]:
+    def infinite(config: Config) -> tuple[JudgedCell, JudgedCell]:
         forward, backward = check(config)
         error = dict.fromkeys(forward.max_rel_error, math.inf)
         failed = replace(forward, status=Outcome.FAILED, reason="out is off", max_rel_error=error)

@@ -11,7 +11,7 @@ from harness.measure.cells import Limits, measure_cells
 from harness.plan.problem import Direction
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
-from harness.report.compare import Kind, compare
+from harness.report.compare import ChangeKind, compare
 from tests.harness.made import changed, record
 
 NOISE = 0.04  # relative, of a sample
@@ -81,12 +81,12 @@ def test_a_strategy_slowed_by_a_fifth_is_reported_and_only_that(seed: int) -> No
     found = compare(noisy(seed), slowed)
 
     assert {change.strategy for change in found.changes} == {"usp"}
-    assert {change.kind for change in found.changes} == {Kind.SLOWER}
+    assert {change.kind for change in found.changes} == {ChangeKind.SLOWER}
     assert len(found.changes) == 4
     assert all(change.ratio == pytest.approx(1.2, rel=0.1) for change in found.changes)
 
     backwards = compare(slowed, noisy(seed))
-    assert {change.kind for change in backwards.changes} == {Kind.FASTER}
+    assert {change.kind for change in backwards.changes} == {ChangeKind.FASTER}
     assert len(backwards.changes) == 4
 
 
@@ -94,14 +94,14 @@ def test_a_strategy_slowed_by_a_fifth_is_reported_and_only_that(seed: int) -> No
 def test_a_stray_sample_counts_where_there_are_too_few_for_bands(count: int, judged: bool) -> None:
     before, after = [1.0] * (count - 1) + [2.0], [1.5] * count
     found = compare([entry(CONFIG, before)], [entry(CONFIG, after)])
-    assert [change.kind for change in found.changes] == [Kind.SLOWER] * judged
+    assert [change.kind for change in found.changes] == [ChangeKind.SLOWER] * judged
     assert found.not_judged == ()
 
 
 @pytest.mark.parametrize(("count", "judged"), [(5, True), (4, False)])
 def test_fewer_than_5_samples_are_not_judged(count: int, judged: bool) -> None:
     found = compare([entry(CONFIG, [1.0] * count)], [entry(CONFIG, [1.5] * count)])
-    assert [change.kind for change in found.changes] == [Kind.SLOWER] * judged
+    assert [change.kind for change in found.changes] == [ChangeKind.SLOWER] * judged
     assert len(found.not_judged) == (not judged)
 
 
@@ -109,7 +109,7 @@ def test_an_error_of_a_result_that_is_not_finite_has_grown() -> None:
     samples = [1.0] * 20
     new = entry(CONFIG, samples, max_rel_error={"out": None})
     (change,) = compare([entry(CONFIG, samples)], [new]).changes
-    assert (change.kind, change.worse, change.after) == (Kind.ERROR, True, None)
+    assert (change.kind, change.worse, change.after) == (ChangeKind.ERROR, True, None)
     assert compare([new], [new]).changes == ()
 
 
@@ -118,7 +118,7 @@ def test_what_failed_before_and_fails_otherwise_is_no_worse() -> None:
         record(CONFIG, status, {}, reason=str(status)) for status in (Status.ERROR, Status.ILLEGAL)
     )
     (change,) = compare([failed], [refused]).changes
-    assert (change.kind, change.worse, change.detail) == (Kind.STATUS, False, "illegal")
+    assert (change.kind, change.worse, change.detail) == (ChangeKind.STATUS, False, "illegal")
 
 
 def test_a_change_names_its_cell_and_the_bands_in_seconds() -> None:
@@ -213,7 +213,7 @@ def test_simulated_times_have_no_spread() -> None:
     assert compare(one, same).changes == ()
     assert compare(one, same).not_judged == ()
     (change,) = compare(one, other).changes
-    assert (change.kind, change.before, change.after) == (Kind.SLOWER, 1.0, 1.001)
+    assert (change.kind, change.before, change.after) == (ChangeKind.SLOWER, 1.0, 1.001)
 
 
 def test_status_missing_and_extra_cells_are_changes() -> None:
@@ -223,9 +223,9 @@ def test_status_missing_and_extra_cells_are_changes() -> None:
 
     summary = [(x.kind, x.config_hash, x.before, x.after) for x in found.changes]
     assert summary == [
-        (Kind.STATUS, a.hash, "ok", "timeout"),
-        (Kind.MISSING, b.hash, "ok", None),
-        (Kind.EXTRA, c.hash, None, "ok"),
+        (ChangeKind.STATUS, a.hash, "ok", "timeout"),
+        (ChangeKind.MISSING, b.hash, "ok", None),
+        (ChangeKind.EXTRA, c.hash, None, "ok"),
     ]
     assert found.changes[0].detail == "no answer from rank 1"
     assert (found.matched, found.unchanged) == (1, 0)
@@ -238,7 +238,11 @@ def test_exact_figures_that_differ_are_changes(name: str, value: object) -> None
     one, other = entry(CONFIG, [1.0] * 20), entry(CONFIG, [1.0] * 20, **{name: value})
     (change,) = compare([one], [other]).changes
 
-    assert (change.kind, change.before, change.after) == (Kind(name), getattr(one, name), value)
+    assert (change.kind, change.before, change.after) == (
+        ChangeKind(name),
+        getattr(one, name),
+        value,
+    )
     assert change.ratio is None
 
 
@@ -250,8 +254,8 @@ def test_an_error_grew_if_it_more_than_doubled() -> None:
     assert compare(before, with_errors(dq=2e-7, dk=1e-9, dv=0.0)).changes == ()
     found = compare(before, with_errors(dq=2.1e-7, dk=1e-7, dv=1e-9)).changes
     assert [(change.kind, change.detail) for change in found] == [
-        (Kind.ERROR, "dq"),
-        (Kind.ERROR, "dv"),
+        (ChangeKind.ERROR, "dq"),
+        (ChangeKind.ERROR, "dv"),
     ]
     assert found[0].ratio == pytest.approx(2.1)
     assert found[1].ratio is None
@@ -281,7 +285,7 @@ def test_facts_of_an_environment_may_be_of_any_kind() -> None:
 def test_a_ratio_that_no_number_holds_is_none() -> None:
     before, after = (entry(CONFIG, [1.0] * 20, max_rel_error={"dq": x}) for x in (5e-324, 1.0))
     (change,) = compare([before], [after]).changes
-    assert (change.kind, change.ratio) == (Kind.ERROR, None)
+    assert (change.kind, change.ratio) == (ChangeKind.ERROR, None)
 
 
 def test_an_empty_set_or_a_threshold_of_nothing_is_refused() -> None:
@@ -301,7 +305,10 @@ def test_real_sweeps_differ_in_nothing_but_time_and_a_slowed_strategy_shows() ->
     first, second = both[:4], both[4:]
     assert [entry.status for entry in first] == ["ok"] * 4
     # What the machine did meanwhile is not the test's business; a factor of ten would be.
-    assert {c.kind for c in compare(first, second).changes} <= {Kind.SLOWER, Kind.FASTER}
+    assert {c.kind for c in compare(first, second).changes} <= {
+        ChangeKind.SLOWER,
+        ChangeKind.FASTER,
+    }
     assert compare(first, second, threshold=9).changes == ()
 
     def slowed(record: CellRecord) -> CellRecord:
@@ -315,5 +322,5 @@ def test_real_sweeps_differ_in_nothing_but_time_and_a_slowed_strategy_shows() ->
         return changed(record, samples_s=times, time_s=statistics.median(times))
 
     found = compare(first, [slowed(record) for record in first])
-    assert {(c.strategy, c.kind) for c in found.changes} == {("ulysses", Kind.SLOWER)}
+    assert {(c.strategy, c.kind) for c in found.changes} == {("ulysses", ChangeKind.SLOWER)}
     assert (len(found.changes), found.unchanged) == (2, 2)

@@ -20,7 +20,7 @@ from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
 from harness.schedule import batch, fuse
 from harness.schedule.batch import batched
-from harness.schedule.collectives import gathered
+from harness.schedule.collectives import with_collectives
 from harness.schedule.fuse import fused, fused_at_once
 from harness.schedule.greedy import Replacement, TimedPlan, improve
 from harness.schedule.kernel_tiling import REPLACEMENT_FINDERS, tile_kernels
@@ -203,12 +203,12 @@ def test_a_group_that_would_wait_for_itself_is_refused() -> None:
     keys = [i for i in moves if plan.tasks[i].leg.pieces[0].tensor is Tensor.K]
     next_to = next((first, second) for second in keys for first in waits[second])
     with pytest.raises(CycleError):
-        gathered(plan, [next_to])
+        with_collectives(plan, [next_to])
     line = Timeline(graph_of(plan, CLUSTER))
     before = list(line.end)
     assert line.replace(next_to, 1.0, (), late=True) is None
     with pytest.raises(CycleError):
-        gathered(plan, [(moves[0], moves[-1])])
+        with_collectives(plan, [(moves[0], moves[-1])])
     assert line.replace((moves[0], moves[-1]), 1.0, (), late=True) is None
     assert before == line.end
 
@@ -282,7 +282,7 @@ def test_transfers_become_the_collective_that_does_the_same() -> None:
                 tensor = leg.pieces[0].tensor
                 line = leg.src.rank // 3 if not tensor.on_kv else leg.src.rank % 3
                 groups.setdefault((tensor, line), []).append(index)
-        whole = gathered(plan, map(tuple, groups.values()))
+        whole = with_collectives(plan, map(tuple, groups.values()))
         assert _bytes(plan) == _bytes(whole)
         assert not any(isinstance(task, Transfer) for task in whole.tasks)
         kinds.append(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.schedule.scip import PROOF, Answer, Status, new_model, relative_gap, solve
+from harness.schedule.scip import PROOF, SolverAnswer, SolverStatus, new_model, relative_gap, solve
 
 if TYPE_CHECKING:
     from pyscipopt import Model, Variable
@@ -56,7 +56,7 @@ def test_the_optimum_is_that_of_brute_force(room: int, settings: dict[str, str] 
     )
     model, x = knapsack(room)
     answer = solve(model, time_limit_s=60, settings=settings)
-    assert answer.status is Status.OPTIMAL
+    assert answer.status is SolverStatus.OPTIMAL
     assert (answer.value, answer.bound, answer.gap) == (-best, -best, 0)
     solution = model.getBestSol()
     assert solution is not None
@@ -69,7 +69,7 @@ def test_an_impossible_program_says_so() -> None:
     model, x = knapsack(5)
     model.addCons(x[0] + x[2] == 2)  # 8 > 5
     answer = solve(model, time_limit_s=60)
-    assert answer.status is Status.INFEASIBLE
+    assert answer.status is SolverStatus.INFEASIBLE
     assert answer.value is None
     assert answer.bound == answer.gap == math.inf
 
@@ -78,7 +78,7 @@ def test_the_limit_is_kept_and_the_answer_has_a_gap() -> None:
     start = time.process_time()
     answer = solve(hard(), time_limit_s=0.4)
     assert time.process_time() - start < 3
-    assert answer.status is Status.FEASIBLE
+    assert answer.status is SolverStatus.FEASIBLE
     assert answer.value is not None
     assert answer.bound < answer.value
     assert answer.gap == relative_gap(answer.value, answer.bound) > 0
@@ -86,8 +86,8 @@ def test_the_limit_is_kept_and_the_answer_has_a_gap() -> None:
 
 def test_without_time_there_is_no_answer() -> None:
     answer = solve(hard(), time_limit_s=-1)
-    assert answer == Answer(
-        status=Status.TIME_LIMIT, value=None, bound=answer.bound, seconds=answer.seconds
+    assert answer == SolverAnswer(
+        status=SolverStatus.TIME_LIMIT, value=None, bound=answer.bound, seconds=answer.seconds
     )
     assert answer.gap == math.inf
 
@@ -95,7 +95,7 @@ def test_without_time_there_is_no_answer() -> None:
 def test_a_gap_that_is_allowed_ends_the_solve() -> None:
     from pyscipopt import quicksum
 
-    def run(gap: float) -> Answer:
+    def run(gap: float) -> SolverAnswer:
         rng = np.random.default_rng(5)
         model = new_model("knapsacks")
         x = [model.addVar(vtype="B", obj=-int(w)) for w in rng.integers(20, 60, 30)]
@@ -104,8 +104,8 @@ def test_a_gap_that_is_allowed_ends_the_solve() -> None:
         return solve(model, time_limit_s=60, gap=gap)
 
     exact, loose = run(0.0), run(0.3)
-    assert exact.status is Status.OPTIMAL
-    assert loose.status is Status.FEASIBLE
+    assert exact.status is SolverStatus.OPTIMAL
+    assert loose.status is SolverStatus.FEASIBLE
     assert 0 < loose.gap <= 0.3
     assert exact.value is not None
     assert loose.value is not None

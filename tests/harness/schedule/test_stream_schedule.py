@@ -19,11 +19,11 @@ from harness.schedule.list_schedules import (
     breadth_first,
     critical_path,
     forward_backward,
-    list_schedule,
+    list_starts,
     longest_tail_first,
     random_lists,
 )
-from harness.schedule.scip import Status
+from harness.schedule.scip import SolverStatus
 from harness.schedule.stream_schedule import (
     FoundSchedule,
     Method,
@@ -75,7 +75,7 @@ def test_every_step_finds_50_but_the_lists_that_fall_for_q3() -> None:
     whole = TimeWindow(EXAMPLE, EXAMPLE.heads, EXAMPLE.tails, [])
     for program in (cumulative, big_m):
         answer, starts = program(whole, trap, bound=0, time_limit_s=10, seed=0, log=False)
-        assert answer.status is Status.OPTIMAL
+        assert answer.status is SolverStatus.OPTIMAL
         assert starts is not None
         EXAMPLE.check(starts)
         assert EXAMPLE.makespan(starts) == round(answer.value or 0) == 50
@@ -173,8 +173,8 @@ def test_the_preemptive_bound_is_the_least_that_one_stream_allows(instance: Stre
 
 def test_a_list_takes_the_smallest_key_of_what_is_ready() -> None:
     three = StreamInstance((4, 4, 4), ((0,), (0,), (0,)), ((), (), (0,)), (False,) * 3)
-    assert list_schedule(three, [2.0, 1.0, 0.0]) == (4, 0, 8)
-    assert list_schedule(three, [0.0, 1.0, 0.5]) == (0, 8, 4)
+    assert list_starts(three, [2.0, 1.0, 0.0]) == (4, 0, 8)
+    assert list_starts(three, [0.0, 1.0, 0.5]) == (0, 8, 4)
 
 
 def test_the_baselines_keys_grow_stale() -> None:

@@ -7,7 +7,12 @@ from harness.plan.problem import Direction
 from patterns.table import Table
 from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver.instance import BACKWARD, FORWARD, Instance, Weights
-from strategies.ultraattn.solver.published_instances import PATTERNS, SEED, at_degree, node_blocks
+from strategies.ultraattn.solver.published_instances import (
+    SEED,
+    SEED_TABLES,
+    at_degree,
+    node_blocks,
+)
 
 __all__ = ["SEED", "case", "instances", "table"]
 
@@ -15,8 +20,8 @@ __all__ = ["SEED", "case", "instances", "table"]
 def table(name: str, size: int) -> Table:
     """A pattern's table at a degree; `group`, one of the four of the remapped strided one."""
     if name == "group":
-        return node_blocks(PATTERNS["strided"], 4, size)[0, 0]
-    return at_degree(PATTERNS[name], size)
+        return node_blocks(SEED_TABLES["strided"], 4, size)[0, 0]
+    return at_degree(SEED_TABLES[name], size)
 
 
 def case(name: str, size: int, devices: int, direction: Direction = Direction.FORWARD) -> Instance:

@@ -7,12 +7,12 @@ from harness.plan.sharding import split
 from patterns import make_pattern, refine
 from patterns.tables import star_table
 from strategies.ultraattn.blocks import (
-    degree,
     grid_of,
     grid_of_table,
     imbalance,
     instance_of,
     paper_cap,
+    partition_degree,
 )
 from strategies.ultraattn.solver.instance import FORWARD, account, own_rows
 
@@ -28,10 +28,10 @@ def test_imbalance_of_causal_on_four_devices_is_the_papers(size: int, expected: 
 
 def test_the_degree_is_the_smallest_that_meets_epsilon() -> None:
     causal = make_pattern("causal", 120)
-    assert degree(causal, 4, 0.5, step=1) == 4  # degrees 1 to 3 are worse; 4 has none
-    assert degree(causal, 4, 0.8, step=1) == 3
-    assert degree(causal, 4, 1.0, step=1) == 2
-    assert degree(causal, 3, 0.0) % 3 == 0
+    assert partition_degree(causal, 4, 0.5, step=1) == 4  # degrees 1 to 3 are worse; 4 has none
+    assert partition_degree(causal, 4, 0.8, step=1) == 3
+    assert partition_degree(causal, 4, 1.0, step=1) == 2
+    assert partition_degree(causal, 3, 0.0) % 3 == 0
 
 
 def test_a_pattern_that_refines_has_the_grid_of_its_refined_table() -> None:

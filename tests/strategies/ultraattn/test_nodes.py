@@ -7,8 +7,8 @@ import pytest
 
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import split
-from harness.schedule.scip import Status
-from strategies.ultraattn.nodes import Effort, Nodes, Rules, TwoLevels, cut, tile_nodes
+from harness.schedule.scip import SolverStatus
+from strategies.ultraattn.nodes import Effort, Nodes, Rules, TwoLevels, cut_chunks, tile_nodes
 from strategies.ultraattn.remap import modulo
 from strategies.ultraattn.solver.assign import Assigned
 from strategies.ultraattn.solver.instance import account, most
@@ -16,7 +16,10 @@ from tests.support import problem
 
 
 def tiled(p: Problem, shape: Nodes, size: int, pieces: int = 4, **options: object) -> TwoLevels:
-    sides = cut(split(p.seqlen_q, size), pieces), cut(split(p.seqlen_kv, size), pieces)
+    sides = (
+        cut_chunks(split(p.seqlen_q, size), pieces),
+        cut_chunks(split(p.seqlen_kv, size), pieces),
+    )
     rules, effort = Rules(**options), Effort(seconds=0.5)
     return tile_nodes(p, Direction.FORWARD, shape, sides, rules, effort)
 
@@ -42,10 +45,10 @@ def test_equal_blocks_are_planned_once() -> None:
 
 def test_the_nodes_reach_the_known_optimum_of_causal() -> None:
     p = problem("causal", 8 * 2 * 6, cp=8, heads=(6, 6))
-    side = cut(split(p.seqlen_q, 8), 2)
+    side = cut_chunks(split(p.seqlen_q, 8), 2)
     shape, proof = Nodes(nodes=4, gpus=2), Effort(prove=True)
     plan = tile_nodes(p, Direction.FORWARD, shape, (side, side), Rules(), proof)
-    assert (plan.nodes.value, plan.nodes.status) == (8, Status.OPTIMAL)
+    assert (plan.nodes.value, plan.nodes.status) == (8, SolverStatus.OPTIMAL)
 
 
 def test_global_and_local_on_two_nodes_raise_the_cap_as_little_as_they_must() -> None:
@@ -88,7 +91,7 @@ def test_strided_in_original_order_needs_no_traffic_between_nodes_after_its_rema
     parts = split(320, 16)
     order = modulo(16, 4)
     for nodes in (2, 4):
-        side = cut([parts[block] for block in order], 8 // nodes)
+        side = cut_chunks([parts[block] for block in order], 8 // nodes)
         plan = tile_nodes(
             p,
             Direction.BACKWARD,

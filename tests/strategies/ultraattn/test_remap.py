@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 from patterns import make_pattern
 from patterns.tables import strided_order, strided_table
 from strategies.ultraattn.blocks import Grid, grid_of_table, instance_of
-from strategies.ultraattn.remap import Order, checked, modulo, orders
+from strategies.ultraattn.remap import BlockOrder, checked, modulo, orders
 from strategies.ultraattn.solver.assign import assign
 from strategies.ultraattn.solver.instance import FORWARD, even_owners
 
 
-def reordered(grid: Grid, order: Order) -> Grid:
+def reordered(grid: Grid, order: BlockOrder) -> Grid:
     """The grid with rows and columns at their places."""
     return Grid(work=tuple(tuple(grid.work[i][j] for j in order) for i in order), full=grid.full)
 
 
-def value(grid: Grid, order: Order, devices: int) -> int:
+def value(grid: Grid, order: BlockOrder, devices: int) -> int:
     """The largest amount of a plan of an order."""
     return assign(instance_of(reordered(grid, order), devices, FORWARD), seconds=0.3).value
 
 
-def fetched(grid: Grid, order: Order, devices: int) -> list[int]:
+def fetched(grid: Grid, order: BlockOrder, devices: int) -> list[int]:
     """How many chunks each row owner lacks, the most first."""
     table = np.array(reordered(grid, order).work) > 0
     owner = np.array(even_owners(len(order), devices))

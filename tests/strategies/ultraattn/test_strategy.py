@@ -479,9 +479,9 @@ def test_a_key_is_equal_in_processes_that_hash_differently() -> None:
     code = (
         "from harness.cluster.presets import cluster\n"
         "from harness.planning.levels import ALL_LEVELS\n"
-        "from strategies.ultraattn.plan_store import key_of\n"
+        "from strategies.ultraattn.plan_store import plan_key\n"
         "from strategies.ultraattn.planning import PlanningMode\n"
-        "print(key_of(mode=PlanningMode(levels=ALL_LEVELS), cluster=cluster('h800')))"
+        "print(plan_key(mode=PlanningMode(levels=ALL_LEVELS), cluster=cluster('h800')))"
     )
     keys = {
         subprocess.run(

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.problem import Direction
-from harness.schedule.scip import Status
+from harness.schedule.scip import SolverStatus
 from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver import assign as module
 from strategies.ultraattn.solver import branch_price, columns
 from strategies.ultraattn.solver.assign import Assigned, assign
 from strategies.ultraattn.solver.block_milp import decide_by_blocks
 from strategies.ultraattn.solver.bounds import lines_bound, lower_bound
-from strategies.ultraattn.solver.instance import FORWARD, Instance, account, most, volume
+from strategies.ultraattn.solver.instance import FORWARD, Instance, account, all_received, most
 from strategies.ultraattn.solver.published_instances import logged
-from strategies.ultraattn.solver.search import Search, cells_of_blocks
+from strategies.ultraattn.solver.search import ManyChains, cells_of_blocks
 from strategies.ultraattn.solver.store import Cache, assign_cached
 from tests.strategies.ultraattn.brute import optima, traffic
 from tests.strategies.ultraattn.examples import SEED, case, instances, table
@@ -32,11 +32,13 @@ def checked(instance: Instance, found: Assigned) -> Assigned:
     """An answer, once its numbers are those of its cells and keep the rules."""
     lines = account(instance, found.cells)
     assert most(lines) == found.value
-    assert volume(lines) == found.volume
+    assert all_received(lines) == found.volume
     assert max(line.work for line in lines) <= instance.cap
     assert all(found.cells[i][j] == device for i, j, device in instance.fixed)
     assert found.bound <= found.value
-    assert (found.status is Status.OPTIMAL) == (found.bound == found.value) == (found.gap == 0)
+    assert (
+        (found.status is SolverStatus.OPTIMAL) == (found.bound == found.value) == (found.gap == 0)
+    )
     return found
 
 
@@ -64,8 +66,8 @@ def test_both_programs_decide_as_brute_force_does(instance: Instance) -> None:
         assert by_sets is not None
         answer, by_blocks = decide_by_blocks(instance, value, 60)
         if value < best[0]:
-            assert by_sets.status is Status.INFEASIBLE
-            assert answer.status is Status.INFEASIBLE
+            assert by_sets.status is SolverStatus.INFEASIBLE
+            assert answer.status is SolverStatus.INFEASIBLE
             continue
         for devices in (by_sets.devices, by_blocks):
             assert devices is not None
@@ -153,7 +155,7 @@ def test_the_group_of_global_and_local_blocks_has_its_optima() -> None:
 def test_an_answer_without_time_says_so() -> None:
     instance = case("causal", 16, 8)
     found = checked(instance, assign(instance, seconds=0.05))
-    assert found.status is Status.FEASIBLE
+    assert found.status is SolverStatus.FEASIBLE
     assert found.source == "budget"
     assert 0 < found.gap < 1
 
@@ -170,7 +172,7 @@ def test_a_search_gets_its_time_whatever_the_bounds_take(monkeypatch: pytest.Mon
     """Programs that took a second left the blocks of a causal node as they were first put."""
     instance = instance_of(grid_of_table(table("causal", 8)), 8, FORWARD)
     found: list[tuple[str, float]] = []
-    run = Search.run
+    run = ManyChains.run
 
     def slow(*of: float) -> bool:
         while time.process_time() <= of[-1] + 0.2:  # a program is not cut off while it is set up
@@ -178,12 +180,12 @@ def test_a_search_gets_its_time_whatever_the_bounds_take(monkeypatch: pytest.Mon
         found.append(("programs", time.process_time()))
         return False
 
-    def noted(search: Search, end: float, *rest: int, **more: int) -> None:
+    def noted(search: ManyChains, end: float, *rest: int, **more: int) -> None:
         found.append(("search", end - time.process_time()))
         run(search, end, *rest, **more)
 
     monkeypatch.setattr(module, "refute", slow)
-    monkeypatch.setattr(Search, "run", noted)
+    monkeypatch.setattr(ManyChains, "run", noted)
     begin = time.process_time()
     assert assign(instance, seconds=0.4).value < 20
     first, second, third = found[:3]
@@ -242,7 +244,7 @@ def test_logged_instances_are_proved_at_most_at_the_logged_value() -> None:
         for fix in (True, False):
             instance = instance_of(grid_of_table(each.table), 8, FORWARD, fix_diagonal=fix)
             found = checked(instance, assign(instance, prove=True))
-            assert found.status is Status.OPTIMAL
+            assert found.status is SolverStatus.OPTIMAL
             assert found.value <= each.value
             seconds.append(found.seconds)
     assert np.median(seconds) <= 2

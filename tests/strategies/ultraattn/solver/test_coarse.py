@@ -9,7 +9,7 @@ from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver import assign as module
 from strategies.ultraattn.solver.assign import assign
 from strategies.ultraattn.solver.coarse import coarsened, refined
-from strategies.ultraattn.solver.instance import FORWARD, account, volume
+from strategies.ultraattn.solver.instance import FORWARD, account, all_received
 from strategies.ultraattn.solver.instance import most as most_of
 from tests.strategies.ultraattn.examples import case, table
 
@@ -23,7 +23,7 @@ def test_a_coarse_plan_is_a_plan_at_twice_the_value(name: str) -> None:
     found = assign(coarse, seconds=0.3)
     lines = account(instance, refined(instance, found.cells))
     assert most_of(lines) == 2 * found.value
-    assert volume(lines) == 2 * found.volume
+    assert all_received(lines) == 2 * found.volume
     assert [line.work for line in lines] == [line.work for line in found.lines(coarse)]
 
 

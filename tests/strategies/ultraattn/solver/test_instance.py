@@ -13,10 +13,10 @@ from strategies.ultraattn.solver.instance import (
     Instance,
     Weights,
     account,
+    all_received,
     even_owners,
     most,
     own_rows,
-    volume,
     weights_of,
 )
 from tests.strategies.ultraattn.brute import optima, traffic
@@ -63,7 +63,7 @@ def test_the_account_agrees_with_moving_every_chunk(instance: Instance, seed: in
     lines = account(instance, cells)
     assert [(line.received, line.sent) for line in lines] == traffic(instance, owners)
     assert sum(line.work for line in lines) == instance.total
-    assert volume(lines) == sum(line.sent for line in lines)
+    assert all_received(lines) == sum(line.sent for line in lines)
 
 
 def test_an_account_refuses_cells_that_do_not_fit_the_work() -> None:

@@ -12,20 +12,20 @@ from strategies.ultraattn.solver import assign
 from strategies.ultraattn.solver.instance import FORWARD, Instance, account
 from strategies.ultraattn.solver.population import Population
 from strategies.ultraattn.solver.search import (
-    Best,
+    BestAssignment,
     Chains,
     cells_of_blocks,
-    judged,
-    limits,
-    packed,
+    evaluated,
+    flow_limits,
+    packed_assignment,
     prices,
 )
 from tests.strategies.ultraattn.brute import optima
 from tests.strategies.ultraattn.examples import case, instances, table
 
 
-def packed_best(instance: Instance) -> Best:
-    found = judged(instance, packed(instance))
+def packed_best(instance: Instance) -> BestAssignment:
+    found = evaluated(instance, packed_assignment(instance))
     assert found is not None
     return found
 
@@ -35,7 +35,7 @@ def packed_best(instance: Instance) -> Best:
 def test_chains_go_on_in_the_numbers_that_a_colder_heat_gives_them(
     instance: Instance, seed: int, colder: float
 ) -> None:
-    n, count, limit, price = instance.devices, 40, limits(instance, 1), prices(instance)
+    n, count, limit, price = instance.devices, 40, flow_limits(instance, 1), prices(instance)
     rng = np.random.default_rng(seed)
     chains = Chains(instance, rng.integers(n, size=(count, len(instance.blocks))), seed)
     before = list(map(tuple, chains.device.tolist()))
@@ -68,7 +68,7 @@ def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) 
     population = Population(instance, seed, packed_best(instance))
     population.run(time.process_time() + 5, best[0])
     assert (
-        judged(instance, population.best.devices) == population.best
+        evaluated(instance, population.best.devices) == population.best
     )  # its numbers, within the cap
     assert population.best.value == best[0]
 

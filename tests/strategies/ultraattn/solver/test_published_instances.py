@@ -6,8 +6,8 @@ import pytest
 from patterns.table import simplify
 from strategies.ultraattn.blocks import grid_of_table
 from strategies.ultraattn.solver.published_instances import (
-    PATTERNS,
     SEED,
+    SEED_TABLES,
     at_degree,
     logged,
     node_blocks,
@@ -34,7 +34,7 @@ def test_the_worked_example_is_the_first_column_and_the_diagonal() -> None:
     ],
 )
 def test_the_six_patterns_hold_the_published_blocks(name: str, blocks: int, work: float) -> None:
-    table = PATTERNS[name]
+    table = SEED_TABLES[name]
     assert np.count_nonzero(table) == blocks
     assert grid_of_table(table).total / 2 == work
 
@@ -43,7 +43,7 @@ def test_strided_is_the_pattern_of_original_order_at_its_new_places() -> None:
     for c in range(16):
         for d in range(16):
             sees = c % 4 == d % 4 and abs(c - d) <= 8
-            assert PATTERNS["strided"][4 * (c % 4) + c // 4, 4 * (d % 4) + d // 4] == sees
+            assert SEED_TABLES["strided"][4 * (c % 4) + c // 4, 4 * (d % 4) + d // 4] == sees
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_logged_tables_are_as_in_the_logs(index: int, text: str) -> None:
 
 
 def test_nodes_see_each_distinct_block_once_and_all_of_the_pattern() -> None:
-    kinds = {name: [len(node_blocks(t, n, 8)) for n in (2, 4, 8)] for name, t in PATTERNS.items()}
+    kinds = {
+        name: [len(node_blocks(t, n, 8)) for n in (2, 4, 8)] for name, t in SEED_TABLES.items()
+    }
     assert kinds == {
         "full": [1, 1, 1],
         "causal": [2, 2, 2],
@@ -70,11 +72,11 @@ def test_nodes_see_each_distinct_block_once_and_all_of_the_pattern() -> None:
         "star": [3, 2, 2],
         "streaming": [3, 4, 2],
     }
-    blocks = node_blocks(PATTERNS["global_local"], 4, 8)
+    blocks = node_blocks(SEED_TABLES["global_local"], 4, 8)
     assert list(blocks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert simplify(blocks[1, 1]).tolist() == np.eye(4).tolist()
 
 
 def test_a_degree_is_a_multiple_of_the_table() -> None:
     with pytest.raises(ValueError, match=r"degree \(12\) must be a multiple .* 16"):
-        at_degree(PATTERNS["strided"], 12)
+        at_degree(SEED_TABLES["strided"], 12)

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from strategies.ultraattn.blocks import grid_of_table, instance_of
 from strategies.ultraattn.solver.instance import FORWARD, Instance, account
-from strategies.ultraattn.solver.search import Chains, cells_of_blocks, judged, limits, prices
+from strategies.ultraattn.solver.search import (
+    Chains,
+    cells_of_blocks,
+    evaluated,
+    flow_limits,
+    prices,
+)
 from strategies.ultraattn.solver.single_chain import SingleChain
 from tests.strategies.ultraattn.brute import optima
 from tests.strategies.ultraattn.examples import case, instances, table
@@ -22,7 +28,7 @@ def test_its_counts_are_those_of_the_account(instance: Instance, seed: int, many
     count, n = (5 if many else 1), instance.devices
     rng = np.random.default_rng(seed)
     chains = Chains(instance, rng.integers(n, size=(count, len(instance.blocks))), seed)
-    limit, price = limits(instance, 1), prices(instance)
+    limit, price = flow_limits(instance, 1), prices(instance)
     fixed = [b for b in range(len(instance.blocks)) if b not in chains.tables.free]
     for _ in range(8):
         before = chains.device.copy()
@@ -48,7 +54,7 @@ def test_its_counts_are_those_of_the_account(instance: Instance, seed: int, many
 def test_in_the_cold_only_what_does_not_rise_is_made(instance: Instance, seed: int) -> None:
     rng = np.random.default_rng(seed)
     chains = Chains(instance, rng.integers(instance.devices, size=(1, len(instance.blocks))), seed)
-    limit, price = limits(instance, 1), prices(instance)
+    limit, price = flow_limits(instance, 1), prices(instance)
 
     def penalty() -> float:
         over = np.maximum(chains.flow[0] - limit, 0)
@@ -64,7 +70,7 @@ def test_in_the_cold_only_what_does_not_rise_is_made(instance: Instance, seed: i
 def test_of_moves_looked_at_the_first_that_is_accepted_is_made() -> None:
     instance = case("star", 8, 4)
     chains = Chains(instance, np.zeros((1, len(instance.blocks)), dtype=np.int64), 0)
-    limit, price = limits(instance, 1), prices(instance)
+    limit, price = flow_limits(instance, 1), prices(instance)
     for _ in range(20):  # so hot that a move is refused only where nothing moves, one in four
         assert chains.first(limit, price, heat=1e9, looks=100) <= 30
 
@@ -79,7 +85,7 @@ def test_small_optima_are_reached_within_the_cap(instance: Instance, seed: int) 
     while walk.best is None or walk.best.value > best[0]:
         assert time.process_time() < end
         walk.run(end, best[0])
-    found = judged(instance, walk.best.devices)
+    found = evaluated(instance, walk.best.devices)
     assert found is not None  # within the cap
     assert (found.value, found.volume) == (walk.best.value, walk.best.volume)
     assert found.value == best[0]

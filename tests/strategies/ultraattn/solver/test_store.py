@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.base.cache import write_kept
-from harness.schedule.scip import Status
+from harness.schedule.scip import SolverStatus
 from strategies.ultraattn.solver import store as module
 from strategies.ultraattn.solver.assign import Assigned, assign
-from strategies.ultraattn.solver.instance import Instance, account, most, volume
-from strategies.ultraattn.solver.store import Cache, assign_cached, key_of
+from strategies.ultraattn.solver.instance import Instance, account, all_received, most
+from strategies.ultraattn.solver.store import Cache, assign_cached, instance_key
 from tests.strategies.ultraattn.examples import case
 
 _EASY = case("star", 4, 4)
@@ -43,7 +43,7 @@ def test_the_key_knows_every_field() -> None:
         replace(_EASY, inside=_EASY.work),
         replace(_EASY, weights=replace(_EASY.weights, row_in=2)),
     ]
-    assert len({key_of(instance) for instance in [_EASY, *others]}) == 1 + len(others)
+    assert len({instance_key(instance) for instance in [_EASY, *others]}) == 1 + len(others)
 
 
 def test_an_answer_is_never_worsened(tmp_path: Path) -> None:
@@ -54,7 +54,11 @@ def test_an_answer_is_never_worsened(tmp_path: Path) -> None:
     )
     lines = account(_EASY, turned)
     worse = replace(
-        best, cells=turned, value=most(lines), volume=volume(lines), status=Status.FEASIBLE
+        best,
+        cells=turned,
+        value=most(lines),
+        volume=all_received(lines),
+        status=SolverStatus.FEASIBLE,
     )
     assert worse.value > best.value
     cache.put(_EASY, best)
@@ -142,7 +146,7 @@ def _hammer(folder: Path, instance: Instance, found: Assigned, times: int) -> No
 
 def test_many_processes_share_a_folder(tmp_path: Path) -> None:
     found = assign(_EASY, prove=True)
-    assert found.status is Status.OPTIMAL
+    assert found.status is SolverStatus.OPTIMAL
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_hammer, args=(tmp_path, _EASY, found, 50)) for _ in range(3)]
     for worker in workers:
