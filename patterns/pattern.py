@@ -87,14 +87,14 @@ class Pattern:
         return BandArrays.of(self.bands)
 
     @cached_property
-    def descents(self) -> Ints:
-        """Per band, which descent it is part of: bands that follow one another down and right.
+    def descends(self) -> bool:
+        """Whether all bands follow one another down and to the right, as packed documents do.
 
-        Bands of one descent share no query position and no key position.
+        They then share no query position and no key position.
         """
         bands = self.arrays
-        follows = (bands.q0[1:] >= bands.q1[:-1]) & (bands.k0[1:] >= bands.k1[:-1])
-        return np.append(0, np.cumsum(~follows))
+        follow = (bands.q0[1:] >= bands.q1[:-1]) & (bands.k0[1:] >= bands.k1[:-1])
+        return bool(follow.all())
 
     @cached_property
     def total_area(self) -> int:

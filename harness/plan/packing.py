@@ -1,8 +1,8 @@
-"""Many small bands of a pattern, such as packed documents, as one kernel call.
+"""Many packed documents as one kernel call.
 
 A call per document costs more to launch than to compute where documents are short, and to plan and
-prove it for each of many tiles grows with documents x tiles. So the small bands between two runs of
-positions that follow one another down and to the right are packed::
+prove it for each of many tiles grows with documents x tiles. So of a pattern whose bands follow one
+another down and to the right, those that are small between two runs of positions are packed::
 
     #            #: small, packed into one call
     ##
@@ -20,9 +20,9 @@ from patterns.areas import NO_BOUND, BandArrays, Ints
 from patterns.geometry import Band
 from patterns.pattern import Pattern
 
-SMALL = 64
+SMALL = 128
 """Largest number of rows and of columns of a band that is always packed, if others are near."""
-MOST_ALONE = 16
+MOST_ALONE = 8
 """So many bands between two runs have calls of their own, the largest; others are packed, unless
 they have an upper bound, as those of windows do."""
 
@@ -41,7 +41,7 @@ def packed(pattern: Pattern, q: range, k: range) -> tuple[list[Pack], tuple[Band
     Returns:
         The packs, and the other bands as `Pattern.regions` gives them; each allows some pair.
     """
-    if len(pattern.bands) == 1:
+    if len(pattern.bands) == 1 or not pattern.descends:
         return [], pattern.regions(q, k)
     bands = pattern.arrays
     met = bands.meeting(q, k)
@@ -53,11 +53,8 @@ def packed(pattern: Pattern, q: range, k: range) -> tuple[list[Pack], tuple[Band
     largest = np.sort(size)[::-1]
     small = size <= max(SMALL, int(largest[MOST_ALONE]) if len(size) > MOST_ALONE else 0)
     small &= bands.hi[met] == NO_BOUND
-    # Whether a band goes on from the one before it: both are small, and what lies between them in
-    # the table, if anything, is outside.
-    descent = pattern.descents[met]
     goes_on = np.zeros(len(met), dtype=bool)
-    goes_on[1:] = small[1:] & small[:-1] & (descent[1:] == descent[:-1])
+    goes_on[1:] = small[1:] & small[:-1]
     starts = np.flatnonzero(~goes_on)
     ends = np.append(starts[1:], len(met))[: len(starts)]
     packs: list[Pack] = []
