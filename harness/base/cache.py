@@ -32,12 +32,19 @@ _MARK_BYTES = 65
 
 
 def cache_folder() -> Path:
-    """Return the folder of everything that is kept: CPBENCH_CACHE, or one in the user's cache."""
+    """Return the folder of everything that is kept: CPBENCH_CACHE, or one in the user's cache.
+
+    Where there is neither, it is a place that takes no files: nothing is kept.
+    """
     own = os.environ.get("CPBENCH_CACHE")
     if own:
         # A shell leaves ~nobody as it is, and so does this; Path's own raises.
         return Path(os.path.expanduser(own))  # noqa: PTH111
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpbench"
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(given or Path.home() / ".cache") / "cpbench"
+    except RuntimeError:  # a user without a home and without a name, as in a container
+        return Path(os.devnull) / "cpbench"
 
 
 @cache
@@ -80,7 +87,7 @@ def kept_files(folder: Path) -> list[tuple[float, int, Path]]:
     found = []
     for path in folder.rglob("*"):
         with suppress(OSError):  # another process may have removed it
-            facts = path.stat()
+            facts = path.lstat()  # a link is somebody's own
             if stat.S_ISREG(facts.st_mode) and _marked(path):
                 found.append((facts.st_mtime, facts.st_size, path))
     return sorted(found)
@@ -153,9 +160,18 @@ def keep(folder: Path, name: str, content: bytes) -> None:
 
 
 def _forget(folder: Path) -> None:
-    """Drop what all but the newest states of the code have kept."""
-    states = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for state in states[_STATES:]:
+    """Drop what all but the newest states of the code have kept, and nothing else."""
+    states = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True)[_STATES:]:
         for path in state.iterdir():
-            path.unlink(missing_ok=True)
-        state.rmdir()
+            if _removable(path):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's file is in it
+            state.rmdir()
+
+
+def _removable(path: Path) -> bool:
+    """Whether a file is one that `write_kept` wrote, or a draft that it left when it was killed."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return (path.name.startswith(".") and path.name.endswith(".part")) or _marked(path)

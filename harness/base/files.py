@@ -1,7 +1,8 @@
 """Write a file whole or not at all, whoever reads it and whenever this process is stopped."""
 
+import fcntl
 import os
-import tempfile
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write bytes, or text as UTF-8, under another name in the same folder, then rename it.
 
     A link stays one, and the file behind it is written; a device or a pipe is written to as it is.
+    A file that was there keeps its mode.
 
     Raises:
         OSError: It cannot be written there; no part of it is left.
@@ -27,13 +29,55 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    """Write a draft beside the file, with the mode that the file has, and rename it."""
+    draft = path.with_name(f".{path.name}.part")
+    with os.fdopen(_begun(draft), "wb") as file:
+        try:
+            with suppress(FileNotFoundError):  # a new file has the mode that the umask leaves
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
-        Path(name).chmod(0o644)  # mkstemp's own mode is for secrets
-        Path(name).replace(path)
-    except BaseException:  # also Ctrl-C: leave no part behind
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+            file.flush()
+            draft.replace(path)
+        except BaseException:  # also Ctrl-C: leave no part behind
+            with suppress(OSError):
+                draft.unlink()
+            raise
+
+
+def _begun(draft: Path) -> int:
+    """Make a draft that no other process writes; what one that was killed has left is removed."""
+    while True:
+        try:
+            own = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            _remove_left(draft)
+            continue
+        _lock(own)
+        if _is_at(own, draft):  # else another took it for one that was left
+            return own
+        os.close(own)
+
+
+def _remove_left(draft: Path) -> None:
+    """Wait until no process writes a draft, and remove it if it is still there then."""
+    try:
+        left = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(left)
+        if _is_at(left, draft):
+            draft.unlink(missing_ok=True)
+    finally:
+        os.close(left)
+
+
+def _lock(handle: int) -> None:
+    with suppress(OSError):  # some file systems have no locks
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
+    return False

@@ -129,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         done = _done(file)
         for pair in _judge(args, axes, done):
             file.append(*(cell.record().as_line() for cell in pair))
+        file.confirm()
     return _report(args, lambda: _kept(args, axes, file), begin)
 
 

@@ -210,6 +210,7 @@ def run(args: argparse.Namespace) -> int:
                 _summarise(results, cells)
             raise
         records = _summarise(results, cells)
+        results.confirm()
     if args.json:
         print(json_text([entry.as_json() for entry in records]))
     else:

@@ -114,6 +114,14 @@ class ResultFolder:
         self._file.append(*(record.as_json() for record in records))
         self.records += records
 
+    def confirm(self) -> None:
+        """See that the records are still there.
+
+        Raises:
+            MeasurementError: Their file was removed, or another was put in its place.
+        """
+        self._file.confirm()
+
     def close(self) -> None:
         """Let another writer in."""
         self._file.close()

@@ -1,8 +1,9 @@
 """Results on disk: one JSON record a line, appended whole or not at all.
 
 A file belongs to one writer at a time. Records are one write of whole lines, flushed to the disk
-before the work goes on; a line that a kill or a full disk tore is cut off when the file is next
-opened, so the file is valid at every moment.
+before the work goes on. A kill or a full disk may tear the last line: then it has no end, and it is
+cut off when the next record is written. A file with anything else in it is somebody else's, and is
+refused as it is.
 """
 
 import errno
@@ -41,7 +42,8 @@ class ResultFile:
             lock = self._descriptor(path.parent / _LOCK, os.O_RDWR)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file = self._descriptor(path, os.O_RDWR | os.O_APPEND)
-            self.count = _repair(self._file, path)
+            ends = [end for _, end in _lines(path)]
+            self.count, self._whole = len(ends), max(ends, default=0)
         except BlockingIOError:
             self.close()
             raise MeasurementError(
@@ -82,11 +84,13 @@ class ResultFile:
         """Append records, all or none.
 
         Raises:
-            MeasurementError: The disk is full or fails; the file is as it was before.
+            MeasurementError: The disk is full or fails, and the file is as it was before; or the
+                file is gone.
             ValueError: A number is NaN or infinite; nothing is written.
         """
         lines = "".join(json_text(record) + "\n" for record in records).encode()
-        size = os.fstat(self._file).st_size
+        self.confirm()
+        size = self._mended()
         try:
             _write_whole(self._file, lines)
             os.fsync(self._file)
@@ -97,6 +101,33 @@ class ResultFile:
                 "safe, and the same command with --resume (or -o, for check) goes on from them"
             ) from error
         self.count += len(records)
+        self._whole = size + len(lines)
+
+    def confirm(self) -> None:
+        """See that the file is still the one that records were written to.
+
+        Raises:
+            MeasurementError: It was removed, or another was put in its place.
+        """
+        own = os.fstat(self._file)
+        try:
+            there = self.path.stat()
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise MeasurementError(
+                f"{self.path} was removed or replaced while it was written to; its {self.count} "
+                "records are lost: run again, and leave the file alone"
+            )
+
+    def _mended(self) -> int:
+        """Cut off a torn last line, or end one that only lacks its end; return the size."""
+        if os.fstat(self._file).st_size > self._whole:
+            os.ftruncate(self._file, self._whole)
+        if self._whole and os.pread(self._file, 1, self._whole - 1) != b"\n":
+            _write_whole(self._file, b"\n")
+            self._whole += 1
+        return self._whole
 
     def scan(self) -> Iterator[JsonObject]:
         """Read what is there, one record at a time."""
@@ -127,16 +158,6 @@ def _write_whole(file: int, lines: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _repair(file: int, path: Path) -> int:
-    """Cut off a torn last line; return how many records there are."""
-    good = count = 0
-    for _, end in _lines(path):
-        good, count = end, count + 1
-    if good != os.fstat(file).st_size:
-        os.ftruncate(file, good)
-    return count
-
-
 def _scan(path: Path) -> Iterator[JsonObject]:
     for record, _ in _lines(path):
         yield record
@@ -144,19 +165,18 @@ def _scan(path: Path) -> Iterator[JsonObject]:
 
 def _lines(path: Path) -> Iterator[tuple[JsonObject, int]]:
     """Yield each record and where it ends; a torn last line is left out."""
-    end, size = 0, path.stat().st_size
+    end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             end += len(line)
             record = _record(line)
-            if record is None:
-                if end >= size:
-                    return
+            if record is not None:
+                yield record, end
+            elif line.endswith(b"\n") or not line.startswith(b"{"):
                 raise ValueError(
                     f"results ({path}): line {number} is no JSON record; remove that line, or name "
                     "other results"
                 )
-            yield record, end
 
 
 def _record(line: bytes) -> JsonObject | None:
@@ -164,4 +184,4 @@ def _record(line: bytes) -> JsonObject | None:
         record = json.loads(line)  # a NaN in it is judged with the fields; the line is whole
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested beyond reading
         return None
-    return record if isinstance(record, dict) and line.endswith(b"\n") else None
+    return record if isinstance(record, dict) else None

@@ -141,3 +141,41 @@ def test_nothing_is_removed_elsewhere_than_in_the_cache(
     monkeypatch.setenv("CPBENCH_CACHE_MIB", "0")
     write_kept(tmp_path / "00.json", b"3")
     assert read_kept(tmp_path / "00.json", json.loads) == 3
+
+
+def test_cleaning_up_removes_only_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's own files in the folder, and what links lead to, are left alone."""
+    folder, away = tmp_path / "structures", tmp_path / "away"
+    for state in ("older", "old"):
+        monkeypatch.setattr(cache, "code_hash", lambda state=state: state)
+        keep(folder, "answer", b"kept")
+    (folder / "older" / ".answer.part").write_text("a draft of one that was killed")
+    own = folder / "mine"
+    own.mkdir()
+    away.mkdir()
+    (away / "thesis.txt").write_text("years of work")
+    (away / "answer").write_bytes((folder / "old" / "answer").read_bytes())
+    (folder / "older" / "notes.txt").write_text("mine")
+    (own / "thesis.txt").write_text("years of work")
+    (folder / "loose.txt").write_text("mine")
+    (folder / "link").symlink_to(away)
+    for at in (folder / "older", own, folder / "link"):
+        os.utime(at, (1, 1), follow_symlinks=False)
+    foreign = {p: p.read_bytes() for p in tmp_path.rglob("*.txt")}
+    monkeypatch.setattr(cache, "code_hash", lambda: "newest")
+    keep(folder, "answer", b"kept")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.txt")} == foreign
+    assert [p.name for p in (folder / "older").iterdir()] == ["notes.txt"]
+    assert (away / "answer").exists()
+
+
+def test_a_user_without_home_and_name_keeps_nothing_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "CPBENCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    keep(cache_folder() / "structures", "answer", b"kept")
+    assert kept_by_this_code(cache_folder() / "structures", "answer", bytes) is None

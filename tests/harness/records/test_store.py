@@ -55,12 +55,63 @@ def test_a_torn_last_line_is_cut_off_wherever_it_is_torn(tmp_path: Path, kept: i
     assert path.read_bytes() == whole
 
 
-def test_a_whole_last_line_without_its_end_is_torn_too(tmp_path: Path) -> None:
+def test_a_whole_last_line_without_its_end_gets_one(tmp_path: Path) -> None:
     path = written(tmp_path, ONE, TWO)
     path.write_bytes(path.read_bytes()[:-1])
     with ResultFile(tmp_path / FILE) as results:
-        results.append(TWO)
-    assert read_records(tmp_path) == [ONE, TWO]
+        assert list(results.scan()) == [ONE, TWO]
+        results.append(ONE)
+    assert read_records(tmp_path) == [ONE, TWO, ONE]
+
+
+FOREIGN = (
+    b"a shopping list",
+    b"milk\n",
+    b"7",
+    b"7\n",
+    b'{"config_hash": "a", "n": 1}\nmilk\n',
+    b'{"config_hash": "a", "n": 1}\n{"n": \n',
+    b'{"config_hash": "a", "n": 1}\nmilk',
+    b'{"name": "mine",\n "values": []}\n',
+    b"\0" * 20,
+)
+"""No line of ours, torn or not."""
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_foreign_last_line_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """It was once taken for a torn record, and deleted."""
+    path = tmp_path / FILE
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is no JSON record; remove that line"):
+        ResultFile(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b'{"name": "mine"}', b'{"name": "mi'])
+def test_a_file_is_changed_only_when_a_record_is_written(tmp_path: Path, content: bytes) -> None:
+    """Whether the records are ours is judged after the file was opened."""
+    path = tmp_path / FILE
+    path.write_bytes(content)
+    with ResultFile(path) as results:
+        list(results.scan())
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("other", [None, b"", b'{"config_hash": "a", "n": 1}\n'])
+def test_records_that_are_removed_or_replaced_in_mid_run_are_missed(
+    tmp_path: Path, other: bytes | None
+) -> None:
+    path = tmp_path / FILE
+    with ResultFile(path) as results:
+        results.append(ONE)
+        path.unlink()
+        if other is not None:
+            path.write_bytes(other)
+        for call in (results.confirm, lambda: results.append(TWO)):
+            with pytest.raises(MeasurementError, match=r"was removed or replaced .* 1 records are"):
+                call()
+    assert (path.read_bytes() if path.exists() else None) == other
 
 
 @pytest.mark.parametrize("damage", [b"{\n", b"7\n", b"\xff\xfe\n", b"\n"])
