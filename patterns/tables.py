@@ -117,6 +117,8 @@ def _from_json(path: Path) -> Table:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply to be read") from None
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise ValueError("holds no list of rows")
     for number, row in enumerate(rows, start=1):

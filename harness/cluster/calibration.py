@@ -6,14 +6,15 @@ fitted range is still given, but marked: see `Calibration.inside`.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from harness.cluster.calibration_rules import judge, judge_errors
+from harness.base.json_fields import refused
+from harness.base.toml_text import from_toml
+from harness.cluster.calibration_rules import is_name, judge, judge_errors
 from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.cluster.link_model import Crowd, Curve, Links
@@ -151,7 +152,7 @@ def load(path: Path) -> Calibration:
             that the parameter cannot have.
     """
     try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
+        body = from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"calibration ({path}) cannot be read: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8
@@ -169,8 +170,8 @@ def load(path: Path) -> Calibration:
 
 
 def _calibration(body: Mapping[str, Any]) -> Calibration:
-    if not isinstance(body["id"], str) or not body["id"]:
-        raise ValueError(f"id ({body['id']}) must be a name and a date, as in mine/2026-01-01")
+    if not is_name(body["id"]):
+        raise refused("id", body["id"], "a name and a date, as in mine/2026-01-01")
     kernels, links, effects = body["kernels"], body["links"], dict(body["effects"])
     near, far, eager = effects.pop("near"), effects.pop("far"), effects.pop("eager")
     judge_errors(body["errors"])

@@ -1,7 +1,8 @@
 """What the values of a calibration must be: a file may come from anywhere, and a NaN from a fit.
 
 A value that breaks its rule would not stop a prediction: it would make it silently wrong, or search
-without end.
+without end. So every number has bounds, as wide as any machine or fit needs; the unit is the end of
+its name.
 """
 
 import math
@@ -9,10 +10,25 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
-_POSITIVE = ("_per_s", "alone", "split_efficiency", "causal", "share", "share_beside", "uneven")
-"""Ends of the names of what is divided by, or times all of a time."""
-_SIGNED = ("delta_passes",)
-"""A fitted correction of either sign."""
+from harness.base.json_fields import refused
+from harness.base.numbers import MOST
+
+_RATIOS = ("alone", "split_efficiency", "causal", "share", "share_beside", "uneven")
+"""What is divided by, or times all of a time."""
+_BOUNDS: tuple[tuple[tuple[str, ...], float, float], ...] = (
+    (("_per_s", "_per_s_float32", "_per_s_float64"), 1e3, 1e21),
+    (("_s",), 0.0, 1e4),
+    (("_bytes",), 0.0, 1e18),
+    (_RATIOS, 1e-6, 1e6),
+    (("delta_passes",), -1e6, 1e6),  # a fitted correction of either sign
+    (("",), 0.0, 1e6),
+)
+"""Ends of names, the least and the most of a number; the first that fits."""
+_WHOLE: Mapping[str, int] = {"memory_bytes": 10**18, "max_tokens": MOST, "min_tokens": MOST}
+_MOST_WHOLE = 10**6
+_MOST_ERROR = 1e3
+_MOST_NAME = 200
+_MOST_ITEMS = 1000
 _CHOICES = {"device": ("cuda", "cpu")}
 
 
@@ -28,7 +44,7 @@ def judge(section: str, kind: type, values: Mapping[str, object]) -> None:
         value = values[field.name]
         rule = _broken(field.name, field.type, value)
         if rule is not None:
-            raise ValueError(f"{section}.{field.name} ({value}) must be {rule}")
+            raise refused(f"{section}.{field.name}", value, rule)
 
 
 def judge_errors(values: Mapping[str, object]) -> None:
@@ -38,8 +54,13 @@ def judge_errors(values: Mapping[str, object]) -> None:
         ValueError: As `judge`.
     """
     for name, value in values.items():
-        if not _number(value) or cast("float", value) < 0:
-            raise ValueError(f"errors.{name} ({value}) must be a number of at least 0")
+        if not _between(value, 0.0, _MOST_ERROR):
+            raise refused(f"errors.{name}", value, f"a number from 0 to {_MOST_ERROR:g}")
+
+
+def is_name(value: object) -> bool:
+    """Whether a value is a text that can be shown as it is."""
+    return isinstance(value, str) and 0 < len(value) <= _MOST_NAME and value.isprintable()
 
 
 def _broken(name: str, kind: object, value: object) -> str | None:
@@ -47,32 +68,38 @@ def _broken(name: str, kind: object, value: object) -> str | None:
     if kind is bool:
         return None if isinstance(value, bool) else "true or false"
     if kind in (int, int | None):  # what a section may lack is not given as none
-        return None if _whole(value) else "a whole number of at least 1"
+        most = _WHOLE.get(name, _MOST_WHOLE)
+        return None if _whole(value, most) else f"a whole number from 1 to {most}"
     if kind is float:
         return _broken_number(name, value)
     if kind is str:
         choices = _CHOICES.get(name, ())
         if choices:
             return None if value in choices else " or ".join(choices)
-        return None if isinstance(value, str) and value else "a text"
-    words = kind == tuple[str, ...]
+        return None if is_name(value) else f"a printable text of at most {_MOST_NAME} characters"
+    return _broken_list(value, words=kind == tuple[str, ...])
+
+
+def _broken_list(value: object, *, words: bool) -> str | None:
     items = value if isinstance(value, tuple) else ()
-    if not items or not all(isinstance(v, str) if words else _whole(v) for v in items):
-        return "a list of texts" if words else "a list of whole numbers of at least 1"
-    return None
+    whole = 0 < len(items) <= _MOST_ITEMS
+    if words:
+        return None if whole and all(map(is_name, items)) else "a list of texts"
+    right = whole and all(_whole(item, _MOST_WHOLE) for item in items)
+    return None if right else f"a list of whole numbers from 1 to {_MOST_WHOLE}"
 
 
 def _broken_number(name: str, value: object) -> str | None:
-    if name in _SIGNED:
-        return None if _number(value) else "a finite number"
-    if name.endswith(_POSITIVE):
-        return None if _number(value) and cast("float", value) > 0 else "a positive number"
-    return None if _number(value) and cast("float", value) >= 0 else "a number of at least 0"
+    low, high = next((low, high) for ends, low, high in _BOUNDS if name.endswith(ends))
+    return None if _between(value, low, high) else f"a number from {low:g} to {high:g}"
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _between(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number within bounds; a whole one may be too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return low <= value <= high and math.isfinite(value)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _whole(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most

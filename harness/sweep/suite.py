@@ -1,6 +1,5 @@
 """A suite: which cells a sweep runs, read from TOML or from flags."""
 
-import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,6 +8,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
+from harness.base.toml_text import from_toml
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import DEFAULT
 from harness.plan.problem import Direction, Dtype
@@ -147,8 +147,8 @@ def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
     """
     text = _text(name)
     try:
-        body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        body = from_toml(text)
+    except ValueError as error:
         raise ValueError(f"suite ({name}) is not TOML: {error}") from None
     parts = body.get("part")
     tables = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)

@@ -76,7 +76,20 @@ def test_a_file_that_lacks_or_adds_a_parameter_is_refused(tmp_path: Path) -> Non
         ("share", "0.0", "effects.near.share"),
         ("heads", "[]", "range.heads"),
         ("head_dims", "[128.5]", "range.head_dims"),
-        ("min_tokens", "1000000000", "range.max_tokens"),
+        ("min_tokens", "1000000", "range.max_tokens"),
+        ("min_tokens", "1000000000", "range.min_tokens"),
+        ("flops_per_s", "9" * 400, "hardware.flops_per_s"),  # too large for a float
+        ("flops_per_s", "1e-300", "hardware.flops_per_s"),  # divided by
+        ("held_sms", "1e308", "effects.near.held_sms"),
+        ("gpus_per_node", "4000000000", "hardware.gpus_per_node"),
+        ("share", "1e-300", "effects.near.share"),
+        ("delta_passes", "1e300", "kernels.backward.delta_passes"),
+        ("latency_s", "1e9", "links.near.latency_s"),
+        ("gpu", '"\\u001b]0;x\\u0007"', "hardware.gpu"),
+        ("id", '"\\u001b[2J"', "id"),
+        ("heads", str([7] * 2000), "range.heads"),
+        ("near", "1e9", "errors.near"),
+        ("sms", "[" * 5000, "nested too deeply"),
         ("near", "nan", "errors.near"),
         ("id", "7", "id"),
     ],
@@ -87,7 +100,7 @@ def test_a_value_that_a_parameter_cannot_have_is_refused(
     text = (FOLDER / "h800.toml").read_text()
     path = tmp_path / "bad.toml"
     path.write_text(
-        re.sub(rf"(?m)^{parameter} = [^#\n]*", f"{parameter} = {value} ", text, count=1)
+        re.sub(rf"(?m)^{parameter} = [^#\n]*", lambda _: f"{parameter} = {value} ", text, count=1)
     )
     with pytest.raises(ValueError, match=rf"bad\.toml.*{re.escape(rule)}"):
         load(path)
