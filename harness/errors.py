@@ -15,8 +15,7 @@ HarnessError
     ├── LateContributionError   an accumulator grew after it had left its place
     ├── LostResultError         an output or gradient does not end at its owner exactly once
     ├── OrderError              two ranks do not agree on the order of their transfers
-    ├── CycleError              tasks wait for one another
-    └── CapacityError           a rank needs more memory than its device has
+    └── CycleError              tasks wait for one another
 """
 
 
@@ -122,7 +121,3 @@ class OrderError(PlanError):
 
 class CycleError(PlanError):
     """Tasks wait for one another."""
-
-
-class CapacityError(PlanError):
-    """A rank needs more memory than its device has."""

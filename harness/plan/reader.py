@@ -116,7 +116,8 @@ def _read_problem(raw: object) -> Problem:
             raise refused(f"problem.{name}", rest[name], f"at most {most}")
     seqlen_q, seqlen_kv = rest.pop("seqlen_q"), rest.pop("seqlen_kv")
     pattern = make_pattern(rest.pop("pattern"), seqlen_q, seqlen_kv, cross=True)
-    rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
+    if "dtype" in rest:
+        rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
     return Problem(pattern=pattern, **rest)
 
 

@@ -20,7 +20,8 @@ from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Tensor, legs_of
 from harness.planning.builder import balanced_heads
 from harness.planning.strategy import Context
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import DIRECT, STRATEGIES, strategy, usp
 from tests.patterns.generators import CROSS_TEXTS
