@@ -1,8 +1,8 @@
 """Prove a plan right before anything runs it.
 
 Presence and edges come from the one readiness rule in `residency`, contributions from `coverage`.
-The shape of each task is judged in `shapes`. Here are the rules about a plan as a whole: its tables,
-where it starts from and where its results end.
+The shape of each task is judged in `shapes`. Here are the rules about a plan as a whole: its
+tables, where it starts from and where its results end.
 """
 
 from collections.abc import Sequence
