@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.base.files import write_whole
+from patterns.files import read_regular
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
         read: Turns what is kept into what is wanted.
     """
     try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
+        checksum, _, content = read_regular(path).partition(b"\n")
         return read(content) if checksum == _checksum(path, content) else None
     except (
         *(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError),

@@ -6,13 +6,13 @@ fitted range is still given, but marked: see `Calibration.inside`.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from harness.base.files import parsed_toml, read_text
 from harness.cluster.calibration_rules import judge, judge_errors
 from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
@@ -151,7 +151,7 @@ def load(path: Path) -> Calibration:
             that the parameter cannot have.
     """
     try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
+        body = parsed_toml(read_text(path))
     except OSError as error:
         raise ValueError(f"calibration ({path}) cannot be read: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8

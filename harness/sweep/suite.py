@@ -1,6 +1,5 @@
 """A suite: which cells a sweep runs, read from TOML or from flags."""
 
-import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,6 +8,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
+from harness.base.files import parsed_toml, read_text
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import DEFAULT
 from harness.plan.problem import Direction, Dtype
@@ -147,8 +147,8 @@ def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
     """
     text = _text(name)
     try:
-        body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        body = parsed_toml(text)
+    except ValueError as error:
         raise ValueError(f"suite ({name}) is not TOML: {error}") from None
     parts = body.get("part")
     tables = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
@@ -171,7 +171,7 @@ def _text(name: str) -> str:
         if not path.exists():
             raise ValueError(f"suite file ({name}) does not exist")
         try:
-            return path.read_text(encoding="utf-8")
+            return read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"suite file ({name}) cannot be read: {error}") from None
     if name not in names():

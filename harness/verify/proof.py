@@ -54,6 +54,7 @@ _RESULTS = {
     ),
 }
 _GRID_RANKS = 8
+_WINDOW = 2**24  # tokens
 
 
 def verify(plan: Plan, owners: Owners | None = None) -> Program:
@@ -139,17 +140,29 @@ def _tables(plan: Plan, shapes: Shapes) -> None:
 
 
 def _tiled(name: str, table: tuple[range, ...], seqlen: int) -> None:
-    """Judge a table of chunks."""
-    seen = bytearray(seqlen)
+    """Judge a table of chunks, some tokens at a time: sequences are long, and memory is not."""
     for chunk in table:
-        part = slice(chunk.start, chunk.stop, chunk.step)
-        if chunk.step < 1:
-            raise _whole_misfit(f"{name} chunks ascend", f"{chunk}")
-        if chunk and (chunk[0] < 0 or chunk[-1] >= seqlen or any(seen[part])):
-            raise _whole_misfit(f"{name} chunks are disjoint", f"{chunk}")
-        seen[part] = b"\1" * len(chunk)
-    if not all(seen):
-        raise _whole_misfit(f"{name} chunks cover every token", f"token {seen.index(0)} is in none")
+        if chunk.step < 1 or (chunk and (chunk[0] < 0 or chunk[-1] >= seqlen)):
+            raise _whole_misfit(f"{name} chunks ascend inside the sequence", f"{chunk}")
+    for low in range(0, seqlen, _WINDOW):
+        seen = bytearray(min(_WINDOW, seqlen - low))
+        for chunk in table:
+            inside = _between(chunk, low, low + _WINDOW)
+            if not inside:
+                continue
+            part = slice(inside[0] - low, inside[-1] - low + 1, inside.step)
+            if any(seen[part]):
+                raise _whole_misfit(f"{name} chunks are disjoint", f"{chunk}")
+            seen[part] = b"\1" * len(inside)
+        if not all(seen):
+            rule = f"{name} chunks cover every token"
+            raise _whole_misfit(rule, f"token {low + seen.index(0)} is in none")
+
+
+def _between(chunk: range, low: int, high: int) -> range:
+    """The positions of an ascending chunk in low <= position < high."""
+    first, last = (max(0, -(-(end - chunk.start) // chunk.step)) for end in (low, high))
+    return chunk[first:last]
 
 
 def _whole_misfit(rule: str, detail: str = "") -> MisfitError:

@@ -5,6 +5,7 @@ it. An output and its log-sum-exp are one partial result in two tensors: they ar
 merged and finished side by side, so that nothing can part them.
 """
 
+import reprlib
 from collections.abc import Iterable, Sequence
 
 from harness.errors import CycleError, MisfitError
@@ -108,7 +109,7 @@ class Shapes:
                 "tasks come in an order in which each follows what it waits for",
                 rank=ranks_of(task)[0],
                 task=index,
-                detail=f"it waits for {[t for t in after if not 0 <= t < index]}",
+                detail=f"it waits for {reprlib.repr([t for t in after if not 0 <= t < index])}",
             )
 
     # Pieces ---------------------------------------------------------------------------------
@@ -125,13 +126,17 @@ class Shapes:
                 rows.add(chunks)
                 known = True
         if not known:
-            return "the chunks of a piece are some of the plan's, each once", f"chunks {chunks}"
+            rule = "the chunks of a piece are some of the plan's, each once"
+            return rule, f"chunks {reprlib.repr(chunks)}"
         if tensor in _HEADLESS:
             most = NO_HEADS
         else:
             most = self._all_kv if tensor in _ON_KV else self._all_q
         if not 0 < heads <= most:
-            return "the heads of a piece are some of the problem's", f"bit set {heads}"
+            return (
+                "the heads of a piece are some of the problem's",
+                f"bit set {reprlib.repr(heads)}",
+            )
         return None
 
     def _is_row(self, tensor: Tensor, chunks: tuple[int, ...]) -> bool:

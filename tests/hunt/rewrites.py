@@ -16,6 +16,7 @@ from tests.hunt.body import (
     pieces_of,
     places_of,
     reorder,
+    table_of,
 )
 
 
@@ -211,6 +212,17 @@ def cut_chunks(body: Body, rng: Random) -> None:
             piece[1] = [*piece[1][: at + 1], new, *piece[1][at + 1 :]]
 
 
+def widen_tile(body: Body, rng: Random) -> None:
+    """Let a tile name a chunk more, with which it may have nothing to do."""
+    tile = any_task(body, rng, "tile")
+    keyed = rng.random() < 0.5
+    mine = [piece for piece in pieces_of(tile) if (piece[0] in KEYED) == keyed]
+    others = [c for c in range(len(table_of(body, mine[0]))) if c not in mine[0][1]]
+    chunk, at = rng.choice(others), rng.randrange(len(mine[0][1]) + 1)
+    for piece in mine:
+        piece[1] = [*piece[1][:at], chunk, *piece[1][at:]]
+
+
 REWRITES: tuple[Callable[[Body, Random], None], ...] = (
     split_pieces,
     split_task,
@@ -222,4 +234,5 @@ REWRITES: tuple[Callable[[Body, Random], None], ...] = (
     empty_chunk,
     by_way_of,
     cut_chunks,
+    widen_tile,
 )
