@@ -8,7 +8,7 @@ sets of contributions, has its say about every plan that can be read.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from random import Random
@@ -27,6 +27,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.reader import from_json
 from harness.plan.residency import Program
+from harness.plan.sizes import is_accumulated
 from harness.plan.tasks import Piece, Tensor
 from harness.verify.proof import verify
 from patterns import make_pattern
@@ -152,6 +153,8 @@ def judge(text: str, tally: Tally, *, both: bool = True) -> None:
     try:
         reason = off(program)
         ledger(program)
+        if len(text) % 3 == 0:
+            reason = reason or unwritten(plan)
     except Exception as error:  # what is proved must run
         reason = f"the executor: {error!r}"
     if reason:
@@ -173,6 +176,25 @@ def off(program: Program) -> str:
         inputs = initial_inputs(plan, known, range(plan.problem.cp))
         run = execute(program, inputs, LocalTransport(plan.problem.cp))
     return _compared(plan, run, known)
+
+
+def unwritten(plan: Plan) -> str:
+    """Run a right plan in bfloat16, whose sums begin otherwise; say where it reads garbage."""
+    narrow = replace(plan, problem=replace(plan.problem, dtype=Dtype.BFLOAT16))
+    known = truth(narrow.problem)
+    program = verify(narrow)
+    with poisoned():
+        given = {
+            tensor: value.to(torch.float32 if is_accumulated(tensor) else torch.bfloat16)
+            for tensor, value in known.items()
+        }
+        inputs = initial_inputs(narrow, given, range(narrow.problem.cp))
+        run = execute(program, inputs, LocalTransport(narrow.problem.cp))
+    ledger(program)
+    for resident, value in run.results.items():
+        if torch.isnan(value).any():
+            return f"{resident.piece} of rank {resident.place.rank} is not a number in bfloat16"
+    return ""
 
 
 def _compared(plan: Plan, run: Run, known: dict[Tensor, torch.Tensor]) -> str:
