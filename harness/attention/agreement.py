@@ -17,19 +17,15 @@ from harness.execute.interpreter import Run, execute
 from harness.execute.transport import GroupTransport, LocalTransport, Transport
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
-from harness.plan.sharding import Sharding
 from harness.plan.sizes import traffic
 from harness.plan.tasks import Resident
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.verify.proof import verify
+from harness.proved.plans import Owners, remembered
 
 _BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 _MOST_AGREED = 4096
 _T = TypeVar("_T")
-
-Owners = tuple[Sharding, Sharding]
-"""Who owns which query tokens, and which key tokens."""
 
 _AGREED: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 """Hashes of the plans that the ranks of a group have compared; gone with the group."""
@@ -56,17 +52,9 @@ def planned(
     Raises:
         PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
     """
-    plan = chosen.plan(problem, direction, context)
-    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
-        raise PlanError(
-            "a plan cuts the sequence as its tokens were dealt",
-            rank=None,
-            task=None,
-            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
-        )
-    sent, received = (dict(enumerate(side)) for side in traffic(plan))
-    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
-    return Ready(verify(plan, owned), sent, received)
+    program = remembered(chosen, problem, direction, context, owners)
+    sent, received = (dict(enumerate(side)) for side in traffic(program.plan))
+    return Ready(program, sent, received)
 
 
 def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:

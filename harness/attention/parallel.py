@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 import strategies
 from harness.attention.agreement import (
-    Owners,
     Ready,
     agreed,
     check_device,
@@ -45,6 +44,7 @@ from harness.plan.sharding import Sharding
 from harness.plan.tasks import Piece, Place, Resident, Tensor
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import Owners
 from patterns import Pattern, make_pattern
 
 _DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}

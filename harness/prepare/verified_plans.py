@@ -1,7 +1,6 @@
 """From a problem and a strategy's name to proved plans of both directions, kept for reuse."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from harness.plan.kernel_calls import lower
 from harness.plan.problem import Direction, Problem
@@ -9,8 +8,8 @@ from harness.plan.residency import Program
 from harness.plan.tasks import Merge, Tensor, Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_for
+from harness.proved.plans import remembered
 from harness.records.config import Config
-from harness.verify.proof import verify
 from strategies import strategy
 
 
@@ -22,9 +21,8 @@ class Planned:
     backward: Program
 
 
-@lru_cache(maxsize=64)
 def planned(problem: Problem, text: str, context: Context | None = None) -> Planned:
-    """Plan and prove both directions.
+    """Plan and prove both directions, and that one can follow the other; remembered.
 
     Raises:
         UnsupportedError: The strategy cannot do this problem.
@@ -32,8 +30,7 @@ def planned(problem: Problem, text: str, context: Context | None = None) -> Plan
         ValueError: The strategy's name or options are.
     """
     chosen = strategy(text)
-    both = (chosen.plan(problem, direction, context) for direction in Direction)
-    return Planned(*(verify(plan) for plan in both))
+    return Planned(*(remembered(chosen, problem, direction, context) for direction in Direction))
 
 
 def planned_for(config: Config) -> Planned:
