@@ -14,7 +14,6 @@ HarnessError
     ├── OverwriteError          a piece arrives where the same piece already lives
     ├── LateContributionError   an accumulator grew after it had left its place
     ├── LostResultError         an output or gradient does not end at its owner exactly once
-    ├── OrderError              two ranks do not agree on the order of their transfers
     └── CycleError              tasks wait for one another
 """
 
@@ -113,10 +112,6 @@ class LateContributionError(PlanError):
 
 class LostResultError(PlanError):
     """An output or gradient does not end at its owner exactly once."""
-
-
-class OrderError(PlanError):
-    """Two ranks do not agree on the order of their transfers."""
 
 
 class CycleError(PlanError):

@@ -76,7 +76,7 @@ def as_published(made: Made, cluster: Cluster, levels: Container[Level], seconds
     if Level.SCHEDULE in levels:
         return _scheduled(made, cluster, seconds)
     first = schedule_streams(made.plan, cluster, method=Method.BREADTH_FIRST)
-    return replace(made, plan=first.scheduled.plan, seconds=first.makespan_s)
+    return replace(made, plan=first.plan, seconds=first.makespan_s)
 
 
 def seconds_of(cluster: Cluster, plan: Plan) -> float:
@@ -86,7 +86,7 @@ def seconds_of(cluster: Cluster, plan: Plan) -> float:
 
 def _listed(made: Made, cluster: Cluster) -> Made:
     listed = schedule_streams(made.plan, cluster, method=Method.CRITICAL_PATH)
-    return replace(made, plan=listed.scheduled.plan, seconds=listed.makespan_s)
+    return replace(made, plan=listed.plan, seconds=listed.makespan_s)
 
 
 def _fused(made: Made, cluster: Cluster) -> Made:
@@ -106,4 +106,4 @@ def _scheduled(made: Made, cluster: Cluster, seconds: float) -> Made:
         "source": found.source,
         "seconds": before_s + found.seconds,
     }
-    return made.then(Level.SCHEDULE, found.scheduled.plan, said)
+    return made.then(Level.SCHEDULE, found.plan, said)
