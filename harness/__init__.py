@@ -10,14 +10,15 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 13    | calibrate   | measure this machine and write it down as a cluster                        |
 | 12    | measure     | run cells on real ranks and time them                                      |
 | 12    | fit         | fit a calibration to tables of measurements                                |
-| 10    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
-| 10    | sweep       | suites of cells, and the simulation of those that are simulated            |
-| 10    | reproduce   | published figures beside ours                                              |
-| 9     | attention   | context parallelism for a user's own model                                 |
-| 9     | explain     | is a configuration supported? volumes, and what is legal nearby            |
-| 9     | prepare     | from a strategy's name and a problem to proved plans, kept for reuse       |
-| 9     | report      | from records to tables and summaries                                       |
-| 9     | training    | a model's training step: memory, longest context, seconds                  |
+| 11    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
+| 11    | sweep       | suites of cells, and the simulation of those that are simulated            |
+| 11    | reproduce   | published figures beside ours                                              |
+| 10    | attention   | context parallelism for a user's own model                                 |
+| 10    | explain     | is a configuration supported? volumes, and what is legal nearby            |
+| 10    | prepare     | what cells run and are priced by: plans of both directions, scalable plans |
+| 10    | report      | from records to tables and summaries                                       |
+| 10    | training    | a model's training step: memory, longest context, seconds                  |
+| 9     | proved      | plan and prove: the one way to a plan that may be used, remembered         |
 | 8     | strategies  | planners: who computes what and who sends what, one short file each        |
 | 7     | schedule    | passes from plan to plan: fuse, batch, collectives, order                  |
 | 7     | peers       | adapters that run other projects' context parallelism on our inputs        |

@@ -14,9 +14,7 @@ HarnessError
     ├── OverwriteError          a piece arrives where the same piece already lives
     ├── LateContributionError   an accumulator grew after it had left its place
     ├── LostResultError         an output or gradient does not end at its owner exactly once
-    ├── OrderError              two ranks do not agree on the order of their transfers
-    ├── CycleError              tasks wait for one another
-    └── CapacityError           a rank needs more memory than its device has
+    └── CycleError              tasks wait for one another
 """
 
 
@@ -120,13 +118,5 @@ class LostResultError(PlanError):
     """An output or gradient does not end at its owner exactly once."""
 
 
-class OrderError(PlanError):
-    """Two ranks do not agree on the order of their transfers."""
-
-
 class CycleError(PlanError):
     """Tasks wait for one another."""
-
-
-class CapacityError(PlanError):
-    """A rank needs more memory than its device has."""

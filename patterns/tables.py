@@ -16,11 +16,13 @@ Source:
 
 import json
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from patterns.areas import Ints
+from patterns.files import read_regular
 from patterns.kind import Kind, Mask, Parameter, Values, whole
 from patterns.pattern import Bools, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, Table, TableMask, table_bands
@@ -97,7 +99,7 @@ _TABLE_RULE = (
 
 def _array(path: Path) -> Table:
     try:
-        cells = np.asarray(np.load(path, allow_pickle=False))
+        cells = np.asarray(np.load(BytesIO(read_regular(path)), allow_pickle=False))
     except (ValueError, EOFError):  # numpy says of it that it may be a pickle
         raise ValueError("holds no array as numpy.save writes one") from None
     if cells.ndim != 2:
@@ -114,7 +116,7 @@ def _array(path: Path) -> Table:
 
 def _from_json(path: Path) -> Table:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_regular(path).decode())
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
     except RecursionError:
@@ -130,7 +132,7 @@ def _from_json(path: Path) -> Table:
 
 def _from_text(path: Path) -> Table:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_regular(path).decode().splitlines(), start=1):
         digits = "".join(line.split())
         if other := digits.strip("012"):  # it begins with the first that is none
             raise ValueError(f"has {other[0]!r} in line {number}")

@@ -6,12 +6,13 @@ import torch
 import torch.distributed as dist
 
 from harness.attention.agreement import Word, compare, telling
-from harness.attention.ready import Owners, Ready, planned
+from harness.attention.ready import Ready, planned
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import Owners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from harness.attention.ready import Owners
 from harness.base.remembered import remembered
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.plan.tasks import Tensor
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import Owners
 
 
 @remembered

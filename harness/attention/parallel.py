@@ -37,12 +37,12 @@ from harness.attention.inputs import (
     refuse_dropout,
 )
 from harness.attention.layout import owners_of
-from harness.attention.ready import Owners
 from harness.errors import UnsupportedError
 from harness.plan.problem import Problem
 from harness.plan.sharding import Sharding
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import Owners
 from patterns import PATTERNS, Pattern, make_pattern
 from patterns.kind import integer
 

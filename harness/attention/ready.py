@@ -14,15 +14,11 @@ from harness.execute.transport import Transport
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem, spelled
 from harness.plan.residency import Program
-from harness.plan.sharding import Sharding
 from harness.plan.sizes import traffic
 from harness.plan.tasks import Resident
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.verify.proof import verify
-
-Owners = tuple[Sharding, Sharding]
-"""Who owns which query tokens, and which key tokens."""
+from harness.proved.plans import Owners, proved_once
 
 
 class Ready(NamedTuple):
@@ -56,18 +52,10 @@ def planned(
     Raises:
         PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
     """
-    plan = chosen.plan(problem, direction, context)
-    if owners is not None and (plan.q_chunks, plan.kv_chunks) != tuple(s.chunks for s in owners):
-        raise PlanError(
-            "a plan cuts the sequence as its tokens were dealt",
-            rank=None,
-            task=None,
-            detail=f"{plan.strategy} {direction.value} of {problem} cuts it otherwise",
-        )
-    sent, received = (dict(enumerate(side)) for side in traffic(plan))
-    owned = None if owners is None else tuple(sharding.owned for sharding in owners)
-    facts = _facts(plan)
-    return Ready(verify(plan, owned), sent, received, facts, digest_of(facts))
+    program = proved_once(chosen, problem, direction, context, owners)
+    sent, received = (dict(enumerate(side)) for side in traffic(program.plan))
+    facts = _facts(program.plan)
+    return Ready(program, sent, received, facts, digest_of(facts))
 
 
 def _facts(plan: Plan) -> Facts:

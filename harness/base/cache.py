@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from harness.base.files import write_whole
 from harness.base.remembered import mib
+from patterns.files import read_regular
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
         read: Turns what is kept into what is wanted.
     """
     try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
+        checksum, _, content = read_regular(path).partition(b"\n")
         if checksum != _checksum(path, content):
             return None
         with suppress(OSError):  # a folder that is only read

@@ -1,10 +1,26 @@
-"""Write a file whole or not at all, whoever reads it and whenever this process is stopped."""
+"""Read what people name, if it is a file; write a file whole or not at all.
+
+Plans, clusters and suites are read here, block tables by `patterns.files`, which this uses. Files
+are written whole whoever reads them and whenever this process is stopped.
+"""
 
 import fcntl
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+from patterns.files import read_regular
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file of UTF-8.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or too large; see `read_regular`.
+        ValueError: It is no UTF-8.
+    """
+    return read_regular(path).decode()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

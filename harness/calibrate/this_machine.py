@@ -14,12 +14,12 @@ from harness.fit.this_machine import fit_local, machine_sources, with_overheads
 from harness.measure.cells import Limits, measure_cells
 from harness.plan.problem import Direction, Dtype
 from harness.planning.strategy import Context
+from harness.proved.plans import proved
 from harness.records.cell import CellRecord
 from harness.records.config import Config, Where
 from harness.records.store import FILE, ResultFile
 from harness.simulate.calibrated import pricer, skeleton_on
 from harness.sweep.simulate_cells import simulate_cell
-from harness.verify.proof import verify
 from strategies import STRATEGIES, strategy
 
 RecordPair = tuple[CellRecord, CellRecord]
@@ -40,7 +40,7 @@ def _seconds(config: Config, fitted: Calibration) -> float:
     """Predict a cell, planned as it is."""
     problem, direction = config.problem, config.direction
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
-    program = verify(strategy(config.strategy).plan(problem, direction, context))
+    program = proved(strategy(config.strategy), problem, direction, context)
     prices = pricer(problem, direction, fitted, eager=False)
     return prices.seconds_of(skeleton_on(program, fitted, eager=False))
 

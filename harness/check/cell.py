@@ -19,7 +19,7 @@ from harness.execute.shards import collect, initial_inputs
 from harness.execute.transport import GroupTransport, LocalTransport, Traffic, Transport
 from harness.memory.ledger import ledger
 from harness.oracle.reference import inputs_of, reference_of, results_of
-from harness.oracle.tolerance import Tolerance, errors, limit
+from harness.oracle.tolerance import Tolerance, Verdict, judge, widest
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Program
@@ -196,8 +196,7 @@ def check(
         reason = told(error)
         return pair_of(JudgedCell(cell, Outcome.FAILED, reason) for cell in cells)
     judged = seeds[:1] if problem.dtype is Dtype.FLOAT64 else seeds
-    worst: dict[str, float] = {}
-    most: dict[str, float] = {}
+    verdicts: list[Verdict] = []
     found: dict[Direction, list[str]] = {direction: [] for direction in Direction}
     digests: dict[Direction, str] = {}
     for number, seed in enumerate(judged):
@@ -206,13 +205,14 @@ def check(
         both = run_both(plans, tensors, lambda: LocalTransport(problem.cp), account=account)
         results = {name: tensor.cpu() for name, tensor in both.results.items()}
         tolerance = reference_of(replace(problem, cp=1), seed)
-        _widen(worst, errors(results, tolerance))
-        _widen(most, _limits(plans, tolerance))
+        for _, program in _programs(plans):
+            verdicts += _verdicts(program, results, tolerance)
         if number == 0:
             for direction, program in _programs(plans):
                 found[direction] += _compare(program, both, direction, range(problem.cp))
                 digests[direction] = combine(rank_digests(both.runs[direction]))
-    return pair_of(_judge(cell, worst, most, found, digests) for cell in cells)
+    joined = widest(verdicts)
+    return pair_of(_judge(cell, joined, found, digests) for cell in cells)
 
 
 def pair_of(cells: Iterable[JudgedCell]) -> tuple[JudgedCell, JudgedCell]:
@@ -225,22 +225,13 @@ def _programs(plans: Planned) -> tuple[tuple[Direction, Program], ...]:
     return (Direction.FORWARD, plans.forward), (Direction.BACKWARD, plans.backward)
 
 
-def _widen(largest: dict[str, float], values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        largest[name] = max(largest.get(name, 0.0), value)
-
-
-def _limits(plans: Planned, tolerance: Tolerance) -> dict[str, float]:
-    return {
-        name: limit(
-            name,
-            tolerance,
-            merges=partial_results(program) - 1,
-            sent=roundings_sent(program),
-        )
-        for direction, program in _programs(plans)
-        for name, _ in results_of(program.plan.problem, direction)
-    }
+def _verdicts(
+    program: Program, results: Mapping[str, torch.Tensor], tolerance: Tolerance
+) -> tuple[Verdict, ...]:
+    plan = program.plan
+    own = {name: results[name] for name, _ in results_of(plan.problem, plan.direction)}
+    merges, sent = partial_results(program) - 1, roundings_sent(program)
+    return judge(own, tolerance, merges=merges, sent=sent)
 
 
 def _compare(program: Program, both: Both, direction: Direction, ranks: Sequence[int]) -> list[str]:
@@ -272,8 +263,7 @@ def _compare(program: Program, both: Both, direction: Direction, ranks: Sequence
 
 def _judge(
     config: Config,
-    worst: Mapping[str, float],
-    most: Mapping[str, float],
+    verdicts: Mapping[str, Verdict],
     found: Mapping[Direction, list[str]],
     digests: Mapping[Direction, str],
 ) -> JudgedCell:
@@ -283,17 +273,17 @@ def _judge(
     if config.direction is Direction.BACKWARD:
         names = [name for name, _ in results_of(problem, Direction.FORWARD)] + own
     wrong = [
-        f"{name} is off by {worst[name]:.2e}, at most {most[name]:.2e} is right"
+        f"{name} is off by {verdicts[name].error:.2e}, at most {verdicts[name].limit:.2e} is right"
         for name in own
-        if not worst[name] <= most[name]
+        if not verdicts[name].passed
     ]
     wrong += found[config.direction]
     return JudgedCell(
         config,
         Outcome.FAILED if wrong else Outcome.PASSED,
         "; ".join(wrong),
-        {name: worst[name] for name in names},
-        {name: most[name] for name in names},
+        {name: verdicts[name].error for name in names},
+        {name: verdicts[name].limit for name in names},
         digests[config.direction],
     )
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from harness.check.cell import SEEDS, JudgedCell
 from harness.oracle.reference import reference_of
-from harness.oracle.tolerance import errors
-from harness.peers.limits import judged, limits
+from harness.oracle.tolerance import Verdict, widest
+from harness.peers.limits import judged, verdicts
 from harness.peers.run import PeerRun, gathered
 from harness.records.check_record import Outcome
 from harness.records.config import Config
@@ -19,20 +19,20 @@ def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> Judge
         config: The cell, of one direction.
         run: Runs it on the inputs of a seed.
     """
-    worst: dict[str, float] = {}
-    most: dict[str, float] = {}
+    every: list[Verdict] = []
     for seed in SEEDS:
         reference = reference_of(replace(config.problem, cp=1), seed)
         results = gathered(run(seed))
-        found = errors({name: results[name] for name, _ in judged(config.direction)}, reference)
-        for kept, new in ((worst, found), (most, limits(config, reference))):
-            for name, value in new.items():
-                kept[name] = max(kept.get(name, 0.0), value)
+        own = {name: results[name] for name, _ in judged(config.direction)}
+        every += verdicts(config, own, reference)
+    joined = widest(every)
     wrong = [
-        f"{name} of {config.strategy} is off by {worst[name]:.2e}, at most {most[name]:.2e} is "
-        "right; the fault is that package's"
-        for name in worst
-        if not worst[name] <= most[name]
+        f"{name} of {config.strategy} is off by {verdict.error:.2e}, at most {verdict.limit:.2e} "
+        "is right; the fault is that package's"
+        for name, verdict in joined.items()
+        if not verdict.passed
     ]
+    worst = {name: verdict.error for name, verdict in joined.items()}
+    most = {name: verdict.limit for name, verdict in joined.items()}
     status = Outcome.FAILED if wrong else Outcome.PASSED
     return JudgedCell(config, status, "; ".join(wrong), worst, most)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from harness.base.files import read_text
 from harness.base.json_fields import refused
 from harness.base.toml_text import from_toml
 from harness.cluster.calibration_rules import is_name, judge, judge_errors
@@ -152,7 +153,7 @@ def load(path: Path) -> Calibration:
             that the parameter cannot have.
     """
     try:
-        body = from_toml(path.read_text(encoding="utf-8"))
+        body = from_toml(read_text(path))
     except OSError as error:
         raise ValueError(f"calibration ({path}) cannot be read: {error.strerror}") from None
     except ValueError as error:  # no TOML, or no UTF-8

@@ -165,6 +165,11 @@ class Cluster:
         if self.host_launch_s < 0:
             raise ValueError(f"host_launch_s ({self.host_launch_s}) must not be negative")
 
+    def shortage(self, peak_bytes: int) -> str:
+        """Say that a plan whose fullest rank holds these bytes does not fit a GPU; else nothing."""
+        room = self.gpu.memory_bytes
+        return "" if peak_bytes <= room else f"needs {peak_bytes} bytes of {room} on a GPU"
+
     @property
     def gpus(self) -> int:
         """GPUs of all nodes."""

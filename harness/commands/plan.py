@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.base.files import write_whole
+from harness.base.files import read_text, write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import DEFAULT, cluster, require
@@ -178,7 +178,7 @@ def _load(path: Path) -> Plan:
         ValueError: There is no file, or it holds no plan.
     """
     try:
-        return from_json(path.read_text(encoding="utf-8"))
+        return from_json(read_text(path))
     except OSError as error:
         raise ValueError(f"--load ({path}) cannot be read: {error.strerror}") from None
     except ValueError as error:

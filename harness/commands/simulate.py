@@ -16,14 +16,15 @@ from harness.commands.arguments import (
     problem_of,
 )
 from harness.commands.progress import wrapped
+from harness.memory.ledger import ledger
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.plan.residency import Program, without_collection
 from harness.prepare.planner_context import context_on
+from harness.proved.plans import proved
 from harness.report.format import named
 from harness.simulate.calibrated import full_clock, pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
-from harness.verify.proof import verify
 from strategies import strategy
 
 _NOTHING = 1e-6
@@ -69,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
     machine = cluster(args.cluster)
     require(machine, problem.cp)
     with without_collection():
-        program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
+        program = proved(strategy(args.strategy), problem, direction, context_on(machine))
         body = _predict(program, machine, args.runtime, explain=args.explain)
+        body["peak_bytes"] = peak = max(ledger(program).peak_bytes)
+        body["shortage"] = machine.shortage(peak) or None
     if args.json:
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
@@ -128,6 +131,8 @@ def _text(args: argparse.Namespace, plan: Plan, body: dict[str, object]) -> str:
         f"on {args.cluster}, {body['runtime']}: {time_s * 1e3:.3f} ms",
         str(body["calibration"]),
     ]
+    if body["shortage"]:
+        lines.append(f"It would not run: the fullest rank {body['shortage']}.")
     if not adds:
         return wrapped("\n".join(lines))
     lines.append("Each effect switched off alone would make the time less by")

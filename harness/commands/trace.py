@@ -28,6 +28,7 @@ from harness.measure.traced_run import traced
 from harness.memory.ledger import ledger
 from harness.plan.problem import Direction, Problem
 from harness.prepare.planner_context import context_on
+from harness.proved.plans import proved
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.report.format import named
@@ -37,7 +38,6 @@ from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Dispatch
 from harness.simulate.trace import Trace
-from harness.verify.proof import verify
 from strategies import strategy
 
 _MIB = 2**20
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         )
     machine, runtime = cluster(args.cluster), args.runtime
     require(machine, problem.cp)
-    program = verify(strategy(args.strategy).plan(problem, direction, context_on(machine)))
+    program = proved(strategy(args.strategy), problem, direction, context_on(machine))
     trace = simulate(
         program,
         machine,

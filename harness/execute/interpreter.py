@@ -458,6 +458,7 @@ class _Interpreter:
         for call in calls:
             for q_heads, kv_heads in by_heads:
                 work(_Work(call, q_heads, kv_heads, reads, writes, fresh))
+        self._begin(fresh)
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
@@ -565,6 +566,11 @@ class _Interpreter:
             narrow = self.dtype if slab in self.program.narrow else None
             self.buffers[slab] = self._neutral(self.program.slabs[slab].piece, narrow)
 
+    def _begin(self, fresh: set[int]) -> None:
+        """Start the accumulators that a task names and adds nothing to, such as of masked rows."""
+        for slab in sorted(fresh):
+            self._fill(slab, fresh)
+
     def _parts(self, access: Access, where: Cut) -> list[tuple[int, Cut | None, Cut]]:
         """Split rows and heads of a piece by the slabs that hold it.
 
@@ -620,9 +626,10 @@ class _Interpreter:
         if write.mode is Mode.CREATE:
             self.buffers[write.segments[0].slab] = made
         elif into is None:
-            piece = write.piece
+            piece, fresh = write.piece, set(step.creates)
             whole = ((0, self.plan.tokens(piece)), (0, piece.heads.bit_count()))
-            self._accumulate(write, whole, made, set(step.creates))
+            self._accumulate(write, whole, made, fresh)
+            self._begin(fresh)
 
     def _whole_target(self, write: Access, step: Step) -> torch.Tensor | None:
         """The accumulator that a product may add to in place: one slab that is there, all of it."""
@@ -661,6 +668,7 @@ class _Interpreter:
                     pass
                 case _:
                     self._accumulate(target, whole, self._read(source), fresh)
+        self._begin(fresh)
 
     def _finish(self, task: Finish, step: Step) -> None:
         count = len(task.parts)

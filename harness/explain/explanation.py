@@ -22,7 +22,7 @@ from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Tensor, Tile, Transfer
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.verify.proof import verify
+from harness.proved.plans import proved_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def explain(
     """
     context = context or Context()
     try:
-        forward, backward = (chosen.plan(problem, direction, context) for direction in Direction)
+        programs = [proved_once(chosen, problem, direction, context) for direction in Direction]
     except UnsupportedError as error:
         return Explanation(
             strategy=chosen.text,
@@ -159,7 +159,7 @@ def explain(
             evener=(),
             costs=None,
         )
-    programs = [verify(plan) for plan in (forward, backward)]
+    forward, backward = (program.plan for program in programs)
     costs = _costs(chosen, programs, context)
     resolved = [chosen.resolved(problem, direction, context).text for direction in Direction]
     return Explanation(

@@ -2,9 +2,12 @@
 
 import csv
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
+
+from patterns.files import read_regular
 
 Row = dict[str, str]
 T = TypeVar("T")
@@ -19,7 +22,7 @@ def read(folder: Path, name: str) -> list[Row]:
     path = folder / name
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+    with StringIO(read_regular(path).decode("utf-8-sig", "replace"), newline="") as file:
         try:
             return list(csv.DictReader(file))
         except csv.Error as error:

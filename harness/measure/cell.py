@@ -20,7 +20,7 @@ from harness.execute.transport import GroupTransport
 from harness.measure.shared_plans import plans_of_rank_0, read_plans
 from harness.memory.ledger import peaks
 from harness.oracle.reference import inputs_of, reference_of, results_of
-from harness.oracle.tolerance import Tolerance, errors, limit
+from harness.oracle.tolerance import Tolerance, judge
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
@@ -226,8 +226,6 @@ def _verdict(
         if tensor is not Tensor.LSE:
             value = collect(program.plan, results, ends_as(program.plan, tensor))
             found[name] = judged_part(problem, tensor, value)
-    error = errors(found, reference)
-    merges = partial_results(program) - 1
-    sent = roundings_sent(program)
-    most = {name: limit(name, reference, merges=merges, sent=sent) for name in error}
-    return error, all(error[name] <= most[name] for name in error)
+    merges, sent = partial_results(program) - 1, roundings_sent(program)
+    own = judge(found, reference, merges=merges, sent=sent)
+    return {each.name: each.error for each in own}, all(each.passed for each in own)

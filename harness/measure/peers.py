@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from harness.measure.cell import judged_part, reference_for
-from harness.oracle.tolerance import errors
-from harness.peers.limits import judged, limits
+from harness.peers.limits import judged, verdicts
 from harness.peers.run import PeerRun, gathered
 from harness.records.config import Config
 
@@ -16,5 +15,5 @@ def errors_of(config: Config, runs: Sequence[PeerRun]) -> tuple[dict[str, float]
         name: judged_part(config.problem, tensor, results[name])
         for name, tensor in judged(config.direction)
     }
-    error, most = errors(found, reference), limits(config, reference)
-    return error, all(error[name] <= most[name] for name in error)
+    own = verdicts(config, found, reference)
+    return {each.name: each.error for each in own}, all(each.passed for each in own)

@@ -450,6 +450,7 @@ class _Ledger:
                 self._add_all(place, writes, results, fresh)
                 if not self.counting.results:  # it writes into the accumulators
                     self._run(place, scratch)
+        self._begin(fresh)
         self._give(place, joined, Use.STAGING)
 
     def _run(self, place: Place, scratch: int) -> None:
@@ -552,6 +553,11 @@ class _Ledger:
         held = sum(result.size for number, result in enumerate(results) if number not in adopted)
         self._give(place, held, use)
 
+    def _begin(self, fresh: set[int]) -> None:
+        """Make the accumulators that a task names and adds nothing to, such as of masked rows."""
+        for slab in sorted(fresh):
+            self._make(slab)
+
     def _adopt(self, slab: int, size: int, use: Use) -> None:
         self.made.add(slab)
         self.storage[slab] = slab
@@ -623,6 +629,7 @@ class _Ledger:
             self._fold(both, joined, fresh)
             self._give(place, sum(joined), Use.STAGING)
             at += len(both)
+        self._begin(fresh)
 
     def _fold(
         self, pairs: Sequence[tuple[Access, Access]], joined: Sequence[int], fresh: set[int]
@@ -701,6 +708,8 @@ class _Ledger:
             use = Use.WEIGHTS if piece.tensor.is_weight else Use.WORKSPACE
             size = self._take(task.place, results, use)
             added = _Result(whole, size, exact=self.counting.results, wide=True)
-            self._add_all(task.place, [write], [added], set(step.creates), use=use)
+            fresh = set(step.creates)
+            self._add_all(task.place, [write], [added], fresh, use=use)
+            self._begin(fresh)
         self._give(task.place, turned, Use.WORKSPACE)
         self._give(task.place, joined, Use.STAGING)

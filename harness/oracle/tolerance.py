@@ -55,7 +55,7 @@ over the model's width, all heads or all tokens.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -244,13 +244,23 @@ def limit(name: str, tolerance: Tolerance, *, merges: int = 0, sent: int = 0) ->
 
 
 def judge(
-    results: Mapping[str, Tensor], tolerance: Tolerance, *, merges: int = 0
+    results: Mapping[str, Tensor], tolerance: Tolerance, *, merges: int = 0, sent: int = 0
 ) -> tuple[Verdict, ...]:
     """Return a verdict on each tensor. Arguments as `errors` and `limit`."""
     return tuple(
-        Verdict(name=name, error=error, limit=limit(name, tolerance, merges=merges))
+        Verdict(name=name, error=error, limit=limit(name, tolerance, merges=merges, sent=sent))
         for name, error in errors(results, tolerance).items()
     )
+
+
+def widest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
+    """Join verdicts on several inputs: by tensor, the largest error and the most that it may be."""
+    found: dict[str, Verdict] = {}
+    for new in verdicts:
+        old = found.get(new.name, new)
+        error, most = max(old.error, new.error), max(old.limit, new.limit)
+        found[new.name] = Verdict(name=new.name, error=error, limit=most)
+    return found
 
 
 def _largest(x: Tensor) -> float:

@@ -1,7 +1,11 @@
-"""What a peer is judged on, and how far off each of its results may be."""
+"""What a peer is judged on, by the one tolerance of all."""
+
+from collections.abc import Mapping
+
+import torch
 
 from harness.oracle.reference import RESULTS
-from harness.oracle.tolerance import Tolerance, limit
+from harness.oracle.tolerance import Tolerance, Verdict, judge
 from harness.plan.problem import Direction
 from harness.plan.tasks import Tensor
 from harness.planning.peers import peer
@@ -13,7 +17,9 @@ def judged(direction: Direction) -> tuple[tuple[str, Tensor], ...]:
     return tuple(each for each in RESULTS[direction] if each[1] is not Tensor.LSE)
 
 
-def limits(config: Config, reference: Tolerance) -> dict[str, float]:
-    """The most that each result of a peer may be off, by the tolerance of our own."""
+def verdicts(
+    config: Config, results: Mapping[str, torch.Tensor], reference: Tolerance
+) -> tuple[Verdict, ...]:
+    """Judge a peer's results by the tolerance of our own."""
     merges = peer(config.strategy).partial_results(config.problem) - 1
-    return {name: limit(name, reference, merges=merges) for name, _ in judged(config.direction)}
+    return judge(results, reference, merges=merges)

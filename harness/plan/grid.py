@@ -23,11 +23,10 @@ if TYPE_CHECKING:  # a plan prints itself as its grid
 
 
 def label(task: Task) -> str:
-    """One short cell of the grid for a task."""
+    """One short cell of the grid for a task; for a wrong one too, as errors point into the grid."""
     match task:
         case Tile():
-            q, kv = map(_spans, (task.q, task.kv))
-            return f"q{q}·k{kv}"
+            return "·".join(f"{p.tensor.value}{_spans(p.chunks)}" for p in task.reads[:2])
         case Transfer():
             src, dst = task.leg.src, task.leg.dst
             return f"{_names(task.leg.pieces)}→{dst.memory if dst.rank == src.rank else dst.rank}"
@@ -37,19 +36,20 @@ def label(task: Task) -> str:
         case Merge():
             return f"+{_names(task.sources)}"
         case Finish():
-            return "=" + ",".join(piece.tensor.value for piece in task.results)
+            return "=" + ",".join(p.tensor.value.removesuffix("_part") for p in task.parts)
         case Delta():
             return "delta"
         case Linear():
             read = "·".join(piece.tensor.value for piece in task.reads)
-            headed = next(p for p in (*task.writes, *task.reads) if not p.tensor.is_headless)
-            return f"{task.writes[0].tensor.value}={read} h{head_sets.text(headed.heads)}"
+            made = ",".join(piece.tensor.value for piece in task.writes)
+            headed = [p for p in (*task.writes, *task.reads) if not p.tensor.is_headless]
+            return f"{made}={read}" + "".join(f" h{head_sets.text(p.heads)}" for p in headed[:1])
         case Free():
             return f"free {_names(task.pieces)}"
 
 
 def _names(pieces: Sequence[Piece]) -> str:
-    return _tensors(pieces) + _spans(pieces[0].chunks)
+    return _tensors(pieces) + "".join(_spans(piece.chunks) for piece in pieces[:1])
 
 
 def _spans(chunks: Sequence[int]) -> str:
@@ -84,7 +84,7 @@ def steps_of(plan: "Plan") -> list[int]:
             case Transfer():
                 step = seen.get(task.leg.src.rank, 0)
             case Collective():
-                step = max(seen.get(rank, 0) for rank in ranks_of(task))
+                step = max((seen.get(rank, 0) for rank in ranks_of(task)), default=0)
             case _:
                 step = max(seen.get(task.place.rank, 0) - 1, 0)
         steps.append(step)
@@ -105,10 +105,8 @@ def grid(plan: "Plan", mark: int | None = None, width: int = 22) -> str:
     steps = steps_of(plan)
     cells: dict[tuple[int, int], list[str]] = {}
     for index, (task, step) in enumerate(zip(plan.tasks, steps, strict=True)):
-        row = task.leg.src.rank if isinstance(task, Transfer) else ranks_of(task)[0]
         note = ">>" + label(task) + "<< ERROR" if index == mark else label(task)
-        rows = ranks_of(task) if isinstance(task, Collective) else (row,)
-        for rank in rows:
+        for rank in (task.leg.src.rank,) if isinstance(task, Transfer) else ranks_of(task):
             cells.setdefault((rank, step), []).append(note)
     last = max(steps, default=0)
     lines = [f"{plan.strategy} {plan.direction.value} cp={plan.problem.cp}"]

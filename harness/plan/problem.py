@@ -12,6 +12,9 @@ from patterns.pattern import Pattern
 MOST_RANKS = 1024
 """The largest context-parallel degree that is asked for: a plan lists the tasks of every rank."""
 
+MOST_HEADS = 1024
+"""The most query heads that are asked for: plans name each of them, and no model has as many."""
+
 
 class Direction(StrEnum):
     """Which pass a plan computes."""
@@ -78,6 +81,8 @@ class Problem:
         for name in ("heads_q", "heads_kv", "head_dim", "batch", "cp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.heads_q > MOST_HEADS:
+            raise ValueError(f"heads_q ({self.heads_q}) must be at most {MOST_HEADS}")
         if self.head_dim_v < 0:
             raise ValueError(f"head_dim_v ({self.head_dim_v}) must be at least 0 (0: as head_dim)")
         if self.hidden is not None and self.hidden < 1:

@@ -17,7 +17,7 @@ from harness.base.json_fields import (
 )
 from harness.base.numbers import MOST
 from harness.plan.plan import Plan
-from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
+from harness.plan.problem import MOST_HEADS, MOST_RANKS, Direction, Dtype, Problem
 from harness.plan.tasks import (
     Collective,
     CollectiveKind,
@@ -58,8 +58,8 @@ def from_json(text: str, problem: Problem | None = None) -> Plan:
         problem=problem or _read_problem(body["problem"]),
         strategy=body["strategy"],
         direction=one_of("direction", body["direction"], Direction),
-        q_chunks=each("q_chunks", body["q_chunks"], _chunk),
-        kv_chunks=each("kv_chunks", body["kv_chunks"], _chunk),
+        q_chunks=_table("q_chunks", body["q_chunks"]),
+        kv_chunks=_table("kv_chunks", body["kv_chunks"]),
         initial=each("initial", body["initial"], _resident),
         tasks=each("tasks", body["tasks"], _read_task),
         outputs=each("outputs", body["outputs"], _resident),
@@ -87,11 +87,16 @@ _PROBLEM: Mapping[str, tuple[type, ...]] = {
 """The types of a plan's and a problem's fields in JSON."""
 
 
-_COUNTS = ("heads_q", "heads_kv", "head_dim", "head_dim_v", "batch", "hidden")
-
-
-_MOST = {**dict.fromkeys(_COUNTS, MOST), "cp": MOST_RANKS}
+_MOST = {
+    **dict.fromkeys(("head_dim", "head_dim_v", "batch", "hidden"), MOST),
+    **dict.fromkeys(("heads_q", "heads_kv"), MOST_HEADS),
+    "cp": MOST_RANKS,
+}
 """As for flags."""
+
+
+MOST_CHUNKS = 4096
+"""The most chunks that queries and keys are cut into: a proof counts the pairs of each two."""
 
 
 _USUAL = {
@@ -127,8 +132,15 @@ def _read_problem(raw: object) -> Problem:
             content,
             f"that of {pattern.text}, {pattern.content}; it has changed since, so plan again",
         )
-    rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
+    if "dtype" in rest:
+        rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
     return Problem(pattern=pattern, **rest)
+
+
+def _table(name: str, raw: list[object]) -> tuple[range, ...]:
+    if len(raw) > MOST_CHUNKS:
+        raise ValueError(f"{name} has {len(raw)} chunks; it must have at most {MOST_CHUNKS}")
+    return each(name, raw, _chunk)
 
 
 def _chunk(raw: object) -> range:

@@ -1,10 +1,10 @@
-"""Which rank owns which tokens: contiguous, zigzag, stripe, remapped, for any length.
+"""Which rank owns which tokens: contiguous, zigzag, stripe, for any length.
 
 A sharding is a table of chunks (arithmetic progressions that tile the sequence) and, per rank, the
 chunks that it owns in local order. Chunks may be uneven or empty, so no length is refused here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -72,26 +72,6 @@ def stripe(seqlen: int, cp: int) -> Sharding:
         tuple(range(r, seqlen, cp) if r < seqlen else range(0) for r in range(cp)),
         tuple((r,) for r in range(cp)),
     )
-
-
-def remapped(seqlen: int, cp: int, order: Sequence[int]) -> Sharding:
-    """Cut the tokens into len(order) blocks and deal them, in this order, to the ranks evenly.
-
-    Args:
-        seqlen: Tokens.
-        cp: Ranks.
-        order: A permutation of the block indices; position in it decides the owner.
-
-    Raises:
-        ValueError: `order` is no permutation, or its length is no multiple of cp.
-    """
-    if sorted(order) != list(range(len(order))):
-        raise ValueError(f"order ({list(order)}) must be a permutation of 0..{len(order) - 1}")
-    if len(order) % cp:
-        raise ValueError(f"order has {len(order)} blocks; their number must be a multiple of {cp}")
-    per_rank = len(order) // cp
-    owned = tuple(tuple(order[r * per_rank : (r + 1) * per_rank]) for r in range(cp))
-    return Sharding(split(seqlen, len(order)), owned)
 
 
 def subdivided(coarse: Sharding, parts: int) -> Sharding:

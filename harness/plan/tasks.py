@@ -413,7 +413,7 @@ def arrivals(legs: Sequence[Leg]) -> dict[tuple[Place, Tensor, int], Piece]:
     order) or different heads of the same chunks.
 
     Raises:
-        ValueError: They bring neither.
+        ValueError: They bring neither, or something twice.
     """
     groups: dict[tuple[Place, Tensor, int], list[Piece]] = {}
     for leg in legs:
@@ -426,6 +426,8 @@ def _join(pieces: Sequence[Piece]) -> Piece:
     first = pieces[0]
     if all(piece.heads == first.heads for piece in pieces):
         chunks = sorted(chunk for piece in pieces for chunk in piece.chunks)
+        if len(set(chunks)) < len(chunks):
+            raise ValueError(f"legs bring {first} and a chunk of it once more to one place")
         return Piece(first.tensor, tuple(chunks), first.heads, first.version)
     heads = first.heads
     for piece in pieces[1:]:
@@ -434,6 +436,8 @@ def _join(pieces: Sequence[Piece]) -> Piece:
                 f"legs bring {first} and {piece} to one place; "
                 "they must share their heads or their chunks"
             )
+        if piece.heads & heads:
+            raise ValueError(f"legs bring {piece} and some of its heads once more to one place")
         heads |= piece.heads
     return Piece(first.tensor, first.chunks, heads, first.version)
 

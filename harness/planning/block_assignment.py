@@ -1,6 +1,6 @@
 """Which rank computes each block of a grid of query chunks x key chunks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.plan.problem import Direction, Problem
@@ -62,11 +62,6 @@ def row_owner(queries: Sharding, keys: Sharding) -> Allocation:
     owner = queries.owner()
     cells = tuple((owner[i],) * len(keys.chunks) for i in range(len(queries.chunks)))
     return Allocation(queries=queries, keys=keys, cells=cells)
-
-
-def cells_of(table: Sequence[Sequence[int]]) -> Cells:
-    """Return cells from a table of ranks in which a negative number means nobody."""
-    return tuple(tuple(None if rank < 0 else int(rank) for rank in row) for row in table)
 
 
 class RankGrid:

@@ -1,1 +1,1 @@
-"""From a strategy's name and a problem to proved plans, kept for reuse."""
+"""What cells run and are priced by: plans of both directions, and plans that can be scaled."""

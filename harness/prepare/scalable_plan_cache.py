@@ -15,8 +15,8 @@ from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
 from harness.prepare.scalable_plan import Structure, searches, structure
 from harness.prepare.scalable_plan_json import structure_from, text_of
+from harness.proved.plans import proved
 from harness.records.config import Config
-from harness.verify.proof import verify
 from strategies import strategy
 
 
@@ -38,8 +38,8 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
     if searches(config) and config.cluster is not None:
         context = context_on(cluster(config.cluster))
-    plan = strategy(config.strategy).plan(config.problem, config.direction, context)
-    made = structure(verify(plan), fitted, eager=config.runtime is Runtime.EAGER)
+    program = proved(strategy(config.strategy), config.problem, config.direction, context)
+    made = structure(program, fitted, eager=config.runtime is Runtime.EAGER)
     if folder is not None:
         keep(folder, name, text_of(made))
     return made

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from harness.base.remembered import remembered
 from harness.plan.kernel_calls import lower
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
@@ -10,8 +9,8 @@ from harness.plan.row_blocks import parts
 from harness.plan.tasks import Merge, Tensor, Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_for
+from harness.proved.plans import proved_once
 from harness.records.config import Config
-from harness.verify.proof import verify
 from strategies import strategy
 
 
@@ -23,9 +22,8 @@ class Planned:
     backward: Program
 
 
-@remembered
 def planned(problem: Problem, text: str, context: Context | None = None) -> Planned:
-    """Plan and prove both directions.
+    """Plan and prove both directions, and that one can follow the other; remembered.
 
     Raises:
         UnsupportedError: The strategy cannot do this problem.
@@ -33,8 +31,7 @@ def planned(problem: Problem, text: str, context: Context | None = None) -> Plan
         ValueError: The strategy's name or options are.
     """
     chosen = strategy(text)
-    both = (chosen.plan(problem, direction, context) for direction in Direction)
-    return Planned(*(verify(plan) for plan in both))
+    return Planned(*(proved_once(chosen, problem, direction, context) for direction in Direction))
 
 
 def planned_for(config: Config) -> Planned:

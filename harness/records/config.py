@@ -14,6 +14,7 @@ from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Scope
 from patterns import file_of, make_pattern, outside
+from patterns.files import read_regular
 
 Count = Annotated[int, counts(1)]
 
@@ -119,5 +120,5 @@ def _contents(config: Config) -> dict[str, str]:
     found = _outside(config)
     for what, path in paths.items():
         with suppress(OSError):  # it is refused where it is read
-            found[f"{what} in file"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[f"{what} in file"] = hashlib.sha256(read_regular(path)).hexdigest()
     return found

@@ -12,12 +12,12 @@ from harness.cluster.presets import cluster
 from harness.memory.ledger import trade_buffers
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, CollectiveKind
+from harness.proved.plans import proved
 from harness.training.attention_memory import attention_held, program_of
 from harness.training.footprint import footprint, max_context, on_cluster
 from harness.training.models import Model, model
 from harness.training.stack import Column, counting
 from harness.training.step_time import step_time
-from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
 
@@ -188,7 +188,7 @@ def saved(text: str) -> float:
         hidden=query * 128,
     )
     ours, theirs = (
-        trade_buffers(verify(strategy(name).plan(problem, Direction.FORWARD)))[0]
+        trade_buffers(proved(strategy(name), problem, Direction.FORWARD))[0]
         for name in (f"upipe:stage_heads={stage.removeprefix('U=')}", "ulysses")
     )
     return 1 - ours / theirs

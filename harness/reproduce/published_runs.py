@@ -27,6 +27,7 @@ from harness.plan.sharding import Sharding, split
 from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.strategy import Context
+from harness.proved.plans import proved
 from harness.simulate.job_costs import TORCH, ULTRA, Convention, Pricer
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import Skeleton
@@ -376,10 +377,11 @@ def planned(
 ) -> Skeleton:
     """The skeleton of a strategy's plan."""
     problem = _problem(pattern, cp * _PER_CHUNK, cp)
-    plan = strategy(text).plan(problem, direction, Context(gpus_per_node=gpus_per_node))
+    program = proved(strategy(text), problem, direction, Context(gpus_per_node=gpus_per_node))
     if text.startswith("ultraattn"):
-        plan = rebuilt(plan, plan.tasks)  # theirs posts as soon as it may: without edges of `gates`
-    return skeleton(verify(plan), gpus_per_node, eager=eager)
+        plan = program.plan  # theirs posts as soon as it may: without edges of `post_late`
+        program = verify(rebuilt(plan, plan.tasks))
+    return skeleton(program, gpus_per_node, eager=eager)
 
 
 @lru_cache(maxsize=512)

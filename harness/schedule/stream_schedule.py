@@ -17,7 +17,6 @@ from math import ceil, isfinite
 
 from harness.cluster.machine import Cluster
 from harness.plan.dependencies import reordered
-from harness.plan.order import ScheduledPlan, in_plan_order
 from harness.plan.plan import Plan
 from harness.schedule.list_schedules import (
     Starts,
@@ -91,7 +90,7 @@ class StreamSchedule:
     of its accumulator costs a little less then, so a simulation may differ by that.
 
     Attributes:
-        scheduled: The plan with its tasks in the new order, which every rank issues.
+        plan: The plan with its tasks in the new order, which every rank issues.
         makespan_s: Of that order, seconds.
         bound_s: No order is shorter.
         proved: Whether the order is optimal, to the tick.
@@ -99,7 +98,7 @@ class StreamSchedule:
         seconds: Processor time of the search.
     """
 
-    scheduled: ScheduledPlan
+    plan: Plan
     makespan_s: float
     bound_s: float
     proved: bool
@@ -141,7 +140,7 @@ def schedule_streams(
     if method in (Method.BEST, Method.LISTS) and given.makespan <= line.makespan:
         line, same = given, True
     return StreamSchedule(
-        scheduled=in_plan_order(reordered(plan, issued_ahead(graph, line))),
+        plan=reordered(plan, issued_ahead(graph, line)),
         makespan_s=line.makespan,
         bound_s=min(found.bound * tick_s, line.makespan),
         proved=found.proved,

@@ -41,7 +41,7 @@ def simulate(
         runtime: GRAPH has no host overhead. EAGER serialises launches on each rank's host, in the
             order of issue; a launch never waits for the device.
         dispatch: How a stream picks its next task.
-        order: Per rank, the order of issue (`ScheduledPlan.order`); None is the plan's.
+        order: Per rank, the order of issue; None is the plan's.
         peak_memory_bytes: Per rank, to be kept in the trace.
         work: What `work_of` made of the same arguments, if the caller has it; it gets edges.
 
@@ -77,8 +77,8 @@ def list_schedule(
     """Order each rank's tasks as list scheduling starts them (`Dispatch.GREEDY`).
 
     Returns:
-        Per rank its tasks, in an order that `verify_schedule` accepts: all ranks sort by the same
-        start times, and equal ones by the plan's order.
+        Per rank its tasks, in an order in which no ranks wait for one another: all sort by the
+        same start times, and equal ones by the plan's order.
     """
     work = work_of(program, cluster, runtime)
     begun: dict[int, float] = {}

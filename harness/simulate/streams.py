@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from harness.cluster.machine import Cluster, Runtime
 from harness.cluster.presets import require
-from harness.plan.order import in_plan_order
+from harness.plan.plan import Plan
 from harness.plan.residency import Program
-from harness.plan.tasks import Collective, Leg, Transfer
+from harness.plan.tasks import Collective, Leg, Transfer, ranks_of
 from harness.simulate.queues import Stream, number_of, queues_between, stream_of
 from harness.simulate.task_costs import TaskCosts, costs_on
 
 Order = Sequence[Sequence[int]]
-"""Per rank, the ids of its tasks in the order in which it issues them (see `ScheduledPlan`)."""
+"""Per rank, the ids of its tasks in the order in which it issues them."""
 
 
 class Dispatch(StrEnum):
@@ -161,10 +161,19 @@ def in_order(work: Work, order: Order | None = None) -> None:
             work.after[second].append(first)
 
 
+def plan_order(plan: Plan) -> Order:
+    """Let every rank issue the tasks that it takes part in in the order of the plan."""
+    order: list[list[int]] = [[] for _ in range(plan.problem.cp)]
+    for index, task in enumerate(plan.tasks):
+        for rank in ranks_of(task):
+            order[rank].append(index)
+    return order
+
+
 def _launches(costs: TaskCosts, order: Order | None) -> list[Launch]:
     """Each rank's host launches one after another and never waits for the device."""
     launches = []
-    for rank, tasks in enumerate(order or in_plan_order(costs.plan).order):
+    for rank, tasks in enumerate(order or plan_order(costs.plan)):
         now = 0.0
         for task in tasks:
             if count := costs.launches(task):

@@ -24,6 +24,7 @@ from harness.plan.sizes import problem_flops, traffic
 from harness.prepare.planner_context import context_on
 from harness.prepare.scalable_plan import Structure, planned_at, searches
 from harness.prepare.scalable_plan_cache import structure_of
+from harness.proved.plans import proved
 from harness.records.cell import CellRecord, Status, ended, from_json, plan_flops, utc_now
 from harness.records.config import Config
 from harness.simulate.bounds import bounds, problem_bound_s
@@ -31,7 +32,6 @@ from harness.simulate.calibrated import full_clock, predict, pricer
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import work_of
 from harness.simulate.tile_calls import calls_on
-from harness.verify.proof import verify
 from strategies import strategy
 
 Structures = dict[object, Structure]
@@ -125,8 +125,8 @@ def simulate_cell(
             kept = folder or cache_folder() / "structures"
             found = predicted(config, machine, fitted, context, known, kept)
         else:
-            plan = chosen.plan(config.problem, config.direction, node)
-            found = simulated(verify(plan), config, machine, context)
+            program = proved(chosen, config.problem, config.direction, node)
+            found = simulated(program, config, machine, context)
     except RecordError as error:  # it was planned, and came to what no record can have
         return ended(config, Status.ERROR, context, reason=f"its {error}")
     except (UnsupportedError, ValueError) as error:
@@ -250,6 +250,5 @@ def _predict(
 
 
 def _fits(peak_bytes: int, machine: Cluster) -> tuple[Status, str]:
-    if peak_bytes <= machine.gpu.memory_bytes:
-        return Status.OK, ""
-    return Status.OOM, f"needs {peak_bytes} bytes of {machine.gpu.memory_bytes} on a GPU"
+    reason = machine.shortage(peak_bytes)
+    return (Status.OOM if reason else Status.OK), reason

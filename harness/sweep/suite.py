@@ -8,6 +8,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
+from harness.base.files import read_text
 from harness.base.toml_text import from_toml
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import DEFAULT
@@ -171,7 +172,7 @@ def _text(name: str) -> str:
         if not path.exists():
             raise ValueError(f"suite file ({name}) does not exist")
         try:
-            return path.read_text(encoding="utf-8")
+            return read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"suite file ({name}) cannot be read: {error}") from None
     if name not in names():

@@ -19,8 +19,8 @@ from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Memory
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import proved_once
 from harness.training.models import Model
-from harness.verify.proof import verify
 from strategies import strategy
 
 _TOKENS = 2048  # of a rank in the plan that is scaled; each strategy cuts them evenly
@@ -47,13 +47,12 @@ class Held:
     host_forward: int
 
 
-@lru_cache(maxsize=512)
 def program_of(
     model: Model, text: str, cp: int, gpus_per_node: int, seqlen: int, direction: Direction
 ) -> Program:
     """Plan and prove a layer of a model."""
     context = Context(gpus_per_node=gpus_per_node)
-    return verify(strategy(text).plan(model.layer(cp, seqlen), direction, context))
+    return proved_once(strategy(text), model.layer(cp, seqlen), direction, context)
 
 
 def attention_held(

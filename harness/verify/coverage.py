@@ -38,9 +38,9 @@ from harness.plan.tasks import (
 Cell = tuple[Place, Tensor, int, int]
 """(place, tensor, chunk, atom of heads)."""
 
-_BY_KEYS = frozenset({Tensor.OUT_PART, Tensor.LSE_PART, Tensor.DQ_PART})
+_BY_KEYS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART})
 _BY_QUERIES = frozenset({Tensor.DK_PART, Tensor.DV_PART})
-_OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
+_LSE = Tensor.LSE_PART  # `shapes` keeps it beside its output, whose partners are its own
 _KV_PARTS = (Tensor.DK_PART, Tensor.DV_PART)
 
 
@@ -110,10 +110,12 @@ class Coverage:
                 self._linear(index, task)
             case Merge():
                 for piece in task.sources:
-                    self._merge(index, task.place, piece)
+                    if piece.tensor is not _LSE:
+                        self._merge(index, task.place, piece)
             case Finish():
                 for piece in task.parts:
-                    self._finish(index, task.place, piece)
+                    if piece.tensor is not _LSE:
+                        self._finish(index, task.place, piece)
             case Free():
                 self._free(index, task)
             case _:
@@ -161,12 +163,11 @@ class Coverage:
         if tile.direction is self.plan.direction:  # a forward tile of a backward plan is done again
             self.area_done += tile.area * tile.heads.bit_count()
         atoms, place = self.split(tile.heads, Tensor.Q), tile.place
-        tensors = _OUT_PARTS if tile.direction is Direction.FORWARD else (Tensor.DQ_PART,)
+        tensor = Tensor.OUT_PART if tile.direction is Direction.FORWARD else Tensor.DQ_PART
         for i in tile.q:
             bits = self._keys_met(i, tile.kv)
             for atom in atoms:
-                for tensor in tensors:
-                    self._add(index, (place, tensor, i, atom), bits)
+                self._add(index, (place, tensor, i, atom), bits)
         if tile.direction is Direction.FORWARD:
             return
         for j in tile.kv:
@@ -208,7 +209,7 @@ class Coverage:
 
     def _move(self, index: int, leg: Leg) -> None:
         for piece in leg.pieces:
-            if not piece.tensor.is_part:
+            if not piece.tensor.is_part or piece.tensor is _LSE:
                 continue
             for chunk in piece.chunks:
                 for atom in self.split(piece.heads, piece.tensor):

@@ -100,7 +100,7 @@ def as_published(draft: Draft, cluster: Cluster, levels: Container[Level], secon
     if Level.SCHEDULE in levels:
         return _scheduled(draft, cluster, seconds)
     first = schedule_streams(draft.plan, cluster, method=Method.BREADTH_FIRST)
-    return replace(draft, plan=first.scheduled.plan, seconds=first.makespan_s)
+    return replace(draft, plan=first.plan, seconds=first.makespan_s)
 
 
 def seconds_of(cluster: Cluster, plan: Plan) -> float:
@@ -110,7 +110,7 @@ def seconds_of(cluster: Cluster, plan: Plan) -> float:
 
 def _listed(draft: Draft, cluster: Cluster) -> Draft:
     listed = schedule_streams(draft.plan, cluster, method=Method.CRITICAL_PATH)
-    return replace(draft, plan=listed.scheduled.plan, seconds=listed.makespan_s)
+    return replace(draft, plan=listed.plan, seconds=listed.makespan_s)
 
 
 def _fused(draft: Draft, cluster: Cluster) -> Draft:
@@ -130,4 +130,4 @@ def _scheduled(draft: Draft, cluster: Cluster, seconds: float) -> Draft:
         "source": found.source,
         "seconds": before_s + found.seconds,
     }
-    return draft.then(Level.SCHEDULE, found.scheduled.plan, said)
+    return draft.then(Level.SCHEDULE, found.plan, said)

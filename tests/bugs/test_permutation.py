@@ -6,15 +6,21 @@ import torch
 from harness.attention import context_parallel, run_all
 from harness.execute.shards import shard, unshard
 from harness.oracle.tolerance import FLOAT64_LIMIT
-from harness.plan.sharding import Sharding, contiguous, remapped, stripe, zigzag
+from harness.plan.sharding import Sharding, contiguous, split, stripe, zigzag
 from tests.support import EVERY_STRATEGY, problem, ranks, tensors
+
+
+def batched(items: list[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(items[at : at + size]) for at in range(0, len(items), size)]
+
 
 PLACEMENTS = {
     "contiguous": contiguous,
     "zigzag": zigzag,
     "stripe": stripe,
-    "remapped": lambda seqlen, cp: remapped(
-        seqlen, cp, [*range(1, 3 * cp, 2), *range(0, 3 * cp, 2)]
+    "remapped": lambda seqlen, cp: Sharding(
+        split(seqlen, 3 * cp),
+        tuple(batched([*range(1, 3 * cp, 2), *range(0, 3 * cp, 2)], 3)),
     ),
 }
 

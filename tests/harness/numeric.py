@@ -14,7 +14,8 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.plan.tasks import Tensor
 from harness.prepare.verified_plans import Planned, partial_results
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns.pattern import Pattern
 from patterns.table import TableMask, table_bands
 from tests.support import allowed

@@ -16,7 +16,8 @@ from harness.plan.sizes import piece_bytes
 from harness.plan.tasks import Memory, Tensor, Tile, Transfer
 from harness.records.config import Config, Where
 from harness.sweep.simulate_cells import simulate_cell
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from strategies import strategy
 from tests.support import layer_config, layer_problem
 

@@ -8,7 +8,8 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, CollectiveKind, Tensor, Tile, Transfer
 from harness.planning.block_assignment import least_volume
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
 from tests.harness.numeric import wrong

@@ -32,7 +32,8 @@ from harness.plan.tasks import (
 from harness.planning.staged_layer import Stages
 from harness.prepare.verified_plans import planned
 from harness.records.config import Config
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy, upipe
 from tests.support import layer_problem

@@ -17,7 +17,7 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype
 from harness.plan.residency import Access, Program, Step
 from harness.plan.tasks import Tile
-from harness.prepare import verified_plans
+from harness.proved import plans
 from harness.records.check_record import Outcome
 from harness.records.config import Config, Where
 from harness.verify.proof import verify
@@ -38,7 +38,7 @@ EVERY = tuple(map(strategies.quick, strategies.STRATEGIES))
 
 @pytest.fixture(autouse=True)
 def _plan_afresh() -> None:
-    verified_plans.planned.cache_clear()
+    plans._kept.cache_clear()
 
 
 def outcomes(config: Config) -> tuple[Outcome, Outcome]:
@@ -80,7 +80,7 @@ def test_a_tile_that_is_short_of_a_pair_fails_the_cell(
         tasks[last] = replace(tile, area=tile.area - 1)
         return verify(replace(plan, tasks=tuple(tasks)))
 
-    monkeypatch.setattr(verified_plans, "verify", short_of_a_pair)
+    monkeypatch.setattr(plans, "verify", short_of_a_pair)
     forward, _ = check(replace(CELL, strategy=strategy))
     assert forward.status is Outcome.FAILED
     assert "area" in forward.reason

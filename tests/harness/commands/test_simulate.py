@@ -40,6 +40,20 @@ def test_a_file_is_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert both[0] == both[1]
 
 
+def test_a_plan_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    for length, fits in (("8k", True), ("16m", False)):
+        words = ["simulate", "--strategy", "ulysses", "--cp", "8", "--seqlen", length]
+        words += ["--heads-q", "128", "--cluster", "h100-1x8"]
+        assert cli.main([*words, "--json"]) == 0
+        body = json.loads(capsys.readouterr().out)
+        room = CLUSTERS["h100-1x8"].gpu.memory_bytes
+        assert (body["peak_bytes"] <= room) is fits
+        assert (body["shortage"] is None) is fits
+        assert cli.main(words) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("It would not run: the fullest rank needs" in shown) is not fits
+
+
 def test_each_effect_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, "--cluster", "a800", "--runtime", "eager-torch", "--explain"]
     assert cli.main([*words, "--json"]) == 0

@@ -20,6 +20,7 @@ from harness.measure import cell as measured_cell
 from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
+from harness.oracle import tolerance
 from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Dtype
 from harness.plan.residency import Program
@@ -155,7 +156,7 @@ def test_degrees_that_cannot_run_here_are_skipped_with_the_reason() -> None:
 
 
 def test_a_wrong_result_is_an_error_that_says_how_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_cell, "limit", lambda *_, **__: 0.0)
+    monkeypatch.setattr(tolerance, "limit", lambda *_, **__: 0.0)
     (found,) = measure_cells([CELL], FEW)
     assert found.status == Status.ERROR
     assert "the result is off" in found.reason

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from harness.execute.kernels import (
     attend_backward,
     merge_,
 )
-from harness.oracle.tolerance import Tolerance, calibrate, errors, judge, limit
+from harness.oracle.tolerance import Tolerance, Verdict, calibrate, errors, judge, limit, widest
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 BATCH, HEADS, HEADS_KV, ROWS, COLS, DIM, DIM_V = 2, 6, 2, 72, 96, 32, 24
@@ -296,3 +296,13 @@ def test_a_verdict_prints_both_numbers() -> None:
 
     assert str(verdict) == f"out: error {verdict.error:.2e}, limit {verdict.limit:.2e}"
     assert not verdict.passed
+
+
+def test_verdicts_on_several_inputs_join_by_tensor() -> None:
+    first = Verdict(name="dq", error=0.25, limit=0.5)
+    worse, other = replace(first, error=0.75, limit=0.25), replace(first, name="dk")
+    joined = widest([first, other, worse])
+    assert joined == {"dq": replace(first, error=0.75), "dk": other}
+    assert not joined["dq"].passed
+    assert joined["dk"].passed
+    assert not replace(first, error=math.inf).passed

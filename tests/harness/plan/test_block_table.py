@@ -3,7 +3,7 @@
 from harness.plan.block_table import block_table, rank_accounts
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import contiguous
-from harness.planning.block_assignment import Allocation, cells_of
+from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
 from strategies import strategy
 from tests.harness.numeric import table_pattern
@@ -25,7 +25,8 @@ def test_the_account_of_a_plan_by_hand() -> None:
         cp=4,
     )
     sharding = contiguous(44, 4)
-    allocation = Allocation(queries=sharding, keys=sharding, cells=cells_of(CELLS))
+    cells = tuple(tuple(None if rank < 0 else rank for rank in row) for row in CELLS)
+    allocation = Allocation(queries=sharding, keys=sharding, cells=cells)
     plan = plan_allocation(p, "by hand", Direction.FORWARD, allocation)
     table = block_table(plan)
     assert table.row_owner == table.column_owner == (0, 1, 2, 3)

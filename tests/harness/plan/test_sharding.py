@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.plan.sharding import Sharding, contiguous, remapped, split, stripe, subdivided, zigzag
+from harness.plan.sharding import Sharding, contiguous, split, stripe, subdivided, zigzag
 
 HOW = (contiguous, zigzag, stripe)
 every_sharding = pytest.mark.parametrize("how", HOW)
@@ -81,24 +81,6 @@ def test_the_placements_are_the_published_ones() -> None:
 
 def test_a_stripe_longer_than_the_sequence_leaves_ranks_empty() -> None:
     assert [stripe(2, 4).positions(rank) for rank in range(4)] == [[0], [1], [], []]
-
-
-@given(st.integers(1, 50), st.integers(1, 5), st.integers(1, 3), st.randoms())
-def test_a_remap_deals_blocks_in_its_order(
-    seqlen: int, cp: int, per_rank: int, random: object
-) -> None:
-    order = list(range(cp * per_rank))
-    random.shuffle(order)
-    sharding = remapped(seqlen, cp, order)
-    check(sharding, seqlen, cp)
-    assert order == [chunk for owned in sharding.owned for chunk in owned]
-
-
-def test_a_remap_is_a_permutation_of_a_multiple_of_cp() -> None:
-    with pytest.raises(ValueError, match="permutation"):
-        remapped(12, 2, (0, 1, 1, 3))
-    with pytest.raises(ValueError, match="multiple of 2"):
-        remapped(12, 2, (0, 2, 1))
 
 
 @every_sharding

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.plan.sharding import Sharding
-from harness.planning.block_assignment import Allocation, cells_of
+from harness.planning.block_assignment import Allocation
 
 QUERIES = Sharding((range(3), range(3, 5)), ((1,), (), (0,)))
 KEYS = Sharding((range(2), range(2, 3), range(3, 7)), ((0, 2), (1,), ()))
@@ -45,8 +45,3 @@ def test_queries_and_keys_have_as_many_owners() -> None:
     fewer = Sharding(KEYS.chunks, ((0, 2), (1,)))
     with pytest.raises(ValueError, match="the 2 owners of keys must be among the 3"):
         Allocation(queries=QUERIES, keys=fewer, cells=((0, None, 0), (None, 1, 1)))
-
-
-def test_a_table_of_ranks_has_nobody_where_it_is_negative() -> None:
-    assert cells_of([[2, -1, 0], [-7, 2, 2]]) == CELLS
-    assert all(type(rank) is int for row in cells_of([[True, False]]) for rank in row)

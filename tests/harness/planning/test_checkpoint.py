@@ -20,7 +20,8 @@ from harness.plan.tasks import Free, Linear, LinearOp, Memory, Tensor, Tile
 from harness.planning.checkpoint import Checkpoint
 from harness.records.config import Where
 from harness.sweep.simulate_cells import simulate_cell
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import DIRECT, strategy
 from tests.support import layer_config, layer_problem

@@ -26,7 +26,8 @@ from harness.plan.reader import from_json
 from harness.plan.tasks import Finish, Scope, Tensor
 from harness.planning.layer import WEIGHT_GRADS, with_summed_gradients
 from harness.prepare.verified_plans import planned
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import EVERY_STRATEGY, LAYER_STRATEGIES, STRATEGIES, quick, strategy
 from tests.support import layer_config, layer_problem

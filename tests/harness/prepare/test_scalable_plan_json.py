@@ -22,6 +22,7 @@ from harness.prepare import scalable_plan_cache
 from harness.prepare.scalable_plan import Structure, structure
 from harness.prepare.scalable_plan_cache import structure_of
 from harness.prepare.scalable_plan_json import structure_from, text_of
+from harness.proved.plans import proved
 from harness.records.config import Config, Where
 from harness.schedule.post_late import posted_late
 from harness.simulate.jobs import Launched, Need, Part, Size
@@ -297,11 +298,11 @@ def test_a_damaged_file_is_planned_anew_and_mended(
 ) -> None:
     proofs = []
 
-    def proved(*args: object) -> Program:
+    def counted(*args: object) -> Program:
         proofs.append(args)
-        return verify(*args)
+        return proved(*args)
 
-    monkeypatch.setattr(scalable_plan_cache, "verify", proved)
+    monkeypatch.setattr(scalable_plan_cache, "proved", counted)
     cell = replace(CELL, direction=direction)
     before = structure_of(cell, H800, tmp_path)
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())

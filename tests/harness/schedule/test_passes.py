@@ -24,7 +24,6 @@ from harness.schedule.collectives import with_collectives
 from harness.schedule.fuse import fused, fused_at_once
 from harness.schedule.greedy import Replacement, TimedPlan, improve
 from harness.schedule.kernel_tiling import REPLACEMENT_FINDERS, tile_kernels
-from harness.schedule.split import split_columns, split_rows
 from harness.simulate.simulator import simulate
 from harness.simulate.timeline import Timeline, graph_of
 from harness.verify.proof import verify
@@ -305,27 +304,6 @@ def test_transfers_become_the_collective_that_does_the_same() -> None:
         (Tensor.DQ_PART, scatter),
         (Tensor.DK_PART, scatter),
     }
-    assert not wrong(*plans)
-
-
-def test_splitting_undoes_fusing() -> None:
-    plans = []
-    for plan in pair("allgather:placement=zigzag", problem("causal", cp=3)):
-        index = next(i for i in tiles(plan) if plan.tasks[i].place.rank == 2)
-        tile = plan.tasks[index]
-        assert isinstance(tile, Tile)
-        once = split_rows(plan, index, (tile.q[0],))
-        first, second = (once.tasks[i] for i in tiles(once) if once.tasks[i].place.rank == 2)
-        assert isinstance(first, Tile)
-        assert isinstance(second, Tile)
-        assert first.area + second.area == tile.area
-        assert len(first.kv) < len(tile.kv)  # trimmed to what the first rows need
-        twice = split_columns(once, next(i for i in tiles(once) if once.tasks[i] == second), (0,))
-        plans.append(twice)
-        with pytest.raises(ValueError, match="must be some, but not all"):
-            split_rows(plan, index, tile.q)
-        with pytest.raises(ValueError, match="must be some, but not all"):
-            split_columns(plan, 0, (0,))
     assert not wrong(*plans)
 
 

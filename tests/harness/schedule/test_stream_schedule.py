@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from harness.cluster.presets import cluster, h100
 from harness.plan.dependencies import reordered, topological
-from harness.plan.order import verify_schedule
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Tile, Transfer
 from harness.schedule.list_schedules import (
@@ -276,8 +275,7 @@ def test_a_scheduled_plan_is_proved_and_takes_what_was_promised(
     given_s = simulate(verify(plan), CLUSTER).makespan_s
     for method in METHODS:
         found = schedule_streams(plan, CLUSTER, method=method, time_limit_s=0.3)
-        program = verify(found.scheduled.plan)
-        verify_schedule(found.scheduled)
+        program = verify(found.plan)
         assert found.bound_s <= found.makespan_s
         assert 0 <= found.gap <= 1
         taken_s = simulate(program, CLUSTER).makespan_s
@@ -336,7 +334,7 @@ def test_where_the_order_stands_transfers_are_issued_ahead_too() -> None:
     behind = reordered(plan, [*first, *rest])
     found = schedule_streams(behind, cluster("h100-1x8"), time_limit_s=0.0)
     assert found.source == "plan"
-    kinds = [type(task) for task in found.scheduled.plan.tasks]
+    kinds = [type(task) for task in found.plan.tasks]
     assert Transfer in kinds[: kinds.index(Tile)]
 
 
@@ -413,7 +411,7 @@ def test_scheduling_shortens_a_grid_that_stores_its_rows_first() -> None:
     plan = strategy("grid").plan(PROBLEM, Direction.BACKWARD)
     before_s = simulate(verify(plan), CLUSTER).makespan_s
     found = schedule_streams(plan, CLUSTER)
-    after_s = simulate(verify(found.scheduled.plan), CLUSTER).makespan_s
+    after_s = simulate(verify(found.plan), CLUSTER).makespan_s
     assert after_s < 0.99 * before_s
     assert found.source != "plan"
 

@@ -9,7 +9,6 @@ import pytest
 
 from harness.errors import (
     AbsentPieceError,
-    CapacityError,
     CycleError,
     LateContributionError,
     LostResultError,
@@ -44,7 +43,8 @@ from harness.plan.tasks import (
     legs_of,
     ranks_of,
 )
-from harness.verify.proof import check_capacity, check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
 from tests.harness.mutations import (
@@ -423,30 +423,61 @@ def test_a_dropped_finish_loses_its_result(name: str, direction: Direction) -> N
             assert error.rank == task.place.rank
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_partial_result_that_nobody_takes_is_lost(name: str) -> None:
-    plan = replace(case(name, Direction.FORWARD), saved=())
+@every_plan
+def test_a_partial_result_that_nobody_takes_is_lost(name: str, direction: Direction) -> None:
+    plan = replace(case(name, direction), saved=())
+    followed = {edge for task in plan.tasks for edge in task.after}
     for index, task in enumerate(plan.tasks):
-        if isinstance(task, Finish):
-            without_lse = replace(task, parts=task.parts[:1])
-            error = breaks(changed(plan, index, without_lse), LostResultError, whole=True)
+        if isinstance(task, Finish) and index not in followed:
+            error = breaks(dropped(plan, index), LostResultError, whole=True)
             assert error.rank == task.place.rank
             assert "is left on device" in str(error)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_key_chunk_named_twice_in_a_tile_repeats_its_pairs(name: str) -> None:
+def test_an_output_is_not_finished_without_its_lse(name: str) -> None:
     plan = case(name, Direction.FORWARD)
-    areas = plan.problem.pattern.areas(plan.q_chunks, plan.kv_chunks)
+    for index, task in enumerate(plan.tasks):
+        if isinstance(task, Finish):
+            for parts in (task.parts[:1], task.parts[1:], task.parts[::-1]):
+                error = breaks(changed(plan, index, replace(task, parts=parts)), MisfitError)
+                assert "side by side" in error.rule
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_chunk_is_named_once_in_a_tile(name: str) -> None:
+    plan = case(name, Direction.FORWARD)
     for index, tile in tiles(plan):
-        again = next(j for j in tile.kv if any(areas[i, j] for i in tile.q))
         reads = tuple(
-            piece._replace(chunks=(*piece.chunks, again)) if piece.tensor.on_kv else piece
+            piece._replace(chunks=(*piece.chunks, tile.kv[0])) if piece.tensor.on_kv else piece
             for piece in tile.reads
         )
-        area = tile.area + sum(int(areas[i, again]) for i in tile.q)
-        twice = changed(plan, index, replace(tile, reads=reads, area=area))
-        breaks(twice, RepeatedPairError, whole=True)
+        error = breaks(changed(plan, index, replace(tile, reads=reads)), MisfitError)
+        assert "each once" in error.rule
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_delta_joins_out_and_dout_and_nothing_else(name: str) -> None:
+    plan = case(name, Direction.BACKWARD)
+    at, tile = next(tiles(plan))
+    q, _, _, _, dout, out = tile.reads
+    verify(all_edges(inserted(plan, at, Delta(tile.place, out, dout))))
+    for first, second in ((q, dout), (dout, out), (out, q), (out, out)):
+        error = breaks(inserted(plan, at, Delta(tile.place, first, second)), MisfitError)
+        assert error.rule == "delta joins out and dout of the same rows"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_exchange_what_is_on_their_devices(name: str) -> None:
+    plan = case(name, Direction.FORWARD)
+    for index, task in enumerate(plan.tasks):
+        for number, leg in enumerate(legs_of(task)):
+            if leg.src != leg.dst:
+                for side in ("src", "dst"):
+                    host = getattr(leg, side)._replace(memory=Memory.HOST)
+                    wrong = with_leg(task, number, leg._replace(**{side: host}))
+                    error = breaks(changed(plan, index, wrong), MisfitError)
+                    assert error.rule == "ranks exchange what is on their devices"
 
 
 @every_plan
@@ -549,7 +580,8 @@ def test_chunks_cover_the_sequence_once(name: str) -> None:
         ((first[:-1], *rest), "cover every token"),
         ((first, *rest[:-1]), "cover every token"),
         ((first, first, *rest[1:]), "disjoint"),
-        ((range(-1, 3), *rest), "disjoint"),
+        ((range(-1, 3), *rest), "inside the sequence"),
+        ((first[::-1], *rest), "ascend"),
     ):
         error = breaks(replace(plan, kv_chunks=tuple(table)), MisfitError, whole=True)
         assert what in str(error)
@@ -580,13 +612,6 @@ def test_what_is_there_at_the_start_and_the_end_is_a_part_of_what_there_is(
     wrong = (Resident(place, piece._replace(**changed)), *others)
     error = breaks(replace(plan, **{field: wrong}), MisfitError, whole=True)
     assert rule in error.rule
-
-
-def test_capacity_names_the_fullest_rank() -> None:
-    check_capacity([5, 8, 7], 8)
-    with pytest.raises(CapacityError, match=r"rank 1.*9 bytes of 8") as caught:
-        check_capacity([5, 9, 7], 8)
-    assert caught.value.rank == 1
 
 
 # Pairs --------------------------------------------------------------------------------------

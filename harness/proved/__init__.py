@@ -1,0 +1,1 @@
+"""Plans that strategies made, proved and remembered."""
