@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 2**28
+MOST_FILE_BYTES = 2**28
 """The largest file that is read whole: the plans of 1024 ranks take less."""
 
 
@@ -23,8 +23,8 @@ def read_regular(path: Path) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if status.st_size <= MOST_BYTES:
-            content = file.read(MOST_BYTES + 1)  # it may grow, and some files have no size
-            if len(content) <= MOST_BYTES:
+        if status.st_size <= MOST_FILE_BYTES:
+            content = file.read(MOST_FILE_BYTES + 1)  # it may grow, and some files have no size
+            if len(content) <= MOST_FILE_BYTES:
                 return content
-    raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES // 2**20} MiB", str(path))
+    raise OSError(errno.EFBIG, f"it is larger than {MOST_FILE_BYTES // 2**20} MiB", str(path))

@@ -12,7 +12,7 @@ from harness.base.toml_text import from_toml
 from harness.cluster.calibration import load
 from harness.commands.plan import _load
 from harness.sweep.suite import _text
-from patterns.files import MOST_BYTES, read_regular
+from patterns.files import MOST_FILE_BYTES, read_regular
 from patterns.tables import read_table
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -28,7 +28,7 @@ def made(folder: Path, kind: str, suffix: str) -> Path:
         path.mkdir()
     else:
         with path.open("wb") as file:
-            file.truncate(MOST_BYTES + 1)
+            file.truncate(MOST_FILE_BYTES + 1)
     return path
 
 
