@@ -132,23 +132,26 @@ def say(member: Member, kind: str) -> int:
             raise OddError(kind)
 
 
-def stop_amid_answer(member: Member, rank: int) -> bytes:
-    """Stop one rank while it sends: its answer is larger than a pipe holds."""
+def stop_amid_answer(member: Member, rank: int) -> None:
+    """Stop one rank after it has sent the first bytes of an answer."""
     if member.rank == rank:
-        pid = os.getpid()
-        subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -STOP {pid}"])
-        return bytes(400_000_000)
-    return b""
+        write_to_sockets((1000).to_bytes(8, "big") + b"half of it")
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def spoil_pipe(member: Member, rank: int) -> None:
-    """Write what begins no message to every socket that this process has."""
+    """Begin no message where an answer is expected, and say nothing more."""
     if member.rank == rank:
-        for number in range(1024):
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.write(number, b"\xff" * 64)
+        write_to_sockets(b"\xff" * 64)
         time.sleep(600)
+
+
+def write_to_sockets(data: bytes) -> None:
+    """Write to every socket that this process has, and so to its parent too."""
+    for number in range(1024):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, data)
 
 
 def endless_if_odd(number: int) -> int:
