@@ -91,6 +91,24 @@ def named(name: str) -> Strategy[Any]:
     return replace(found, name=name)
 
 
+def comparable(cp: int, among: Mapping[str, Strategy[Any]] = STRATEGIES) -> tuple[str, ...]:
+    """Spell strategies as they are worth comparing on some ranks: the one list of candidates.
+
+    First each with its defaults, then with the options that it asks to be compared with, then every
+    mesh of cp ranks with both axes longer than one: with shorter ones it is another strategy.
+
+    Args:
+        cp: Ranks.
+        among: The strategies.
+    """
+    inner = [degree for degree in range(2, cp) if cp % degree == 0]
+    return (
+        *among,
+        *(f"{name}:{text}" for name, each in among.items() for text in each.compared),
+        *(f"{name}:{u}x{cp // u}" for name, each in among.items() if each.mesh for u in inner),
+    )
+
+
 def quick(name: str) -> str:
     """Spell a strategy so that it plans in little time: for checks of many small problems."""
     timed = "seconds" in options_of(EVERY_STRATEGY[name].defaults)

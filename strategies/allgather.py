@@ -71,5 +71,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     aliases=("llama3",),
     volume=volume,
+    compared=("placement=zigzag",),
     checks=Checks(options=("placement=zigzag",)),
 )

@@ -96,7 +96,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument(
         "--strategies",
         type=listed(str),
-        help="names with options, e.g. ring,usp:4x2; '*': all; 'direct': all without a search; "
+        help="names with options, e.g. ring,usp:4x2; '*': all, also with the options and meshes "
+        "worth comparing; 'direct': all without a search, with their defaults; "
         "'peer:*': other projects' implementations",
     )
     axes.add_argument(

@@ -10,7 +10,7 @@ from harness.plan.sharding import Placement
 from harness.planning.chosen import Chosen
 from harness.planning.options import placement_of
 from harness.planning.strategy import Context
-from strategies import EVERY_STRATEGY, STRATEGIES, strategy
+from strategies import EVERY_STRATEGY, STRATEGIES, comparable, strategy
 
 _MOST_NEAR = 6  # alternatives of one kind: more would not be read, and each is planned
 _EVEN = 1.01  # a hundredth over the mean costs less than any change of placement
@@ -35,7 +35,7 @@ def near(chosen: Chosen, problem: Problem, context: Context, flags: str = "") ->
         found += _legal(candidates, context, flags)
     if not found:
         every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
-        others = [Chosen(other, other.defaults) for other in every.values()]
+        others = (strategy(text) for text in comparable(problem.cp, every))
         found += _legal(((other, problem) for other in others), context, flags)
     return tuple(found)
 

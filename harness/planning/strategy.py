@@ -18,6 +18,11 @@ from harness.planning.closed_forms import Volume
 O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options
 
 
+def _nobody(cp: int) -> tuple[str, ...]:
+    del cp
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What a planner may know beyond the problem.
@@ -28,12 +33,14 @@ class Context:
             to them.
         evaluate: Simulated seconds of a plan, for planners that search.
         others: Plans of another strategy, by its name, for planners that may fall back on one.
+        rivals: cp -> the names for `others`, with options, that are worth a try on so many ranks.
     """
 
     gpus_per_node: int = 8
     cluster: Cluster | None = None
     evaluate: Callable[[Plan], float] | None = None
     others: Callable[[str, Problem, Direction], Plan] | None = None
+    rivals: Callable[[int], tuple[str, ...]] = _nobody
 
 
 Planner = Callable[[Problem, Direction, O, Context, str], Plan]
@@ -149,6 +156,8 @@ class Strategy(Generic[O]):
         alternatives: (problem, options) -> options, or other strategies as they are typed, that
             may be legal at the same cp where the problem is refused; the nearest first. Other
             meshes need not be named.
+        compared: Options as they are typed that are worth a row beside its defaults where
+            strategies are compared. Meshes need not be named.
         training: What training with its released code is like.
         checks: What `check` asks of it besides its defaults.
     """
@@ -165,6 +174,7 @@ class Strategy(Generic[O]):
     report: Reporter[O] | None = None
     volume: ClosedForm[O] | None = None
     alternatives: Alternatives[O] | None = None
+    compared: tuple[str, ...] = ()
     training: Training[O] = Training()
     checks: Checks[O] = Checks()
 

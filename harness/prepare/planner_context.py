@@ -13,7 +13,7 @@ from harness.planning.strategy import Context
 from harness.records.config import Where
 from harness.simulate.simulator import simulate
 from harness.verify.proof import verify
-from strategies import strategy
+from strategies import DIRECT, STRATEGIES, comparable, strategy
 
 PROCESSES = "local-cpu"
 """The cluster for which processes on processors plan, with the cores that there are."""
@@ -35,7 +35,13 @@ def context_on(machine: Cluster) -> Context:
         cluster=machine,
         evaluate=partial(_seconds, machine),
         others=partial(_planned, machine),
+        rivals=_rivals,
     )
+
+
+def _rivals(cp: int) -> tuple[str, ...]:
+    """All strategies of attention that follow a rule, with their options."""
+    return comparable(cp, {name: each for name, each in STRATEGIES.items() if name in DIRECT})
 
 
 def _seconds(machine: Cluster, plan: Plan) -> float:

@@ -17,7 +17,7 @@ from harness.plan.tasks import Scope
 from harness.planning.peers import expanded
 from harness.records import defaults
 from harness.records.config import Config, Where
-from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, strategy
+from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, comparable, strategy
 
 ALL = "*"
 RULES = "direct"
@@ -37,8 +37,9 @@ class Part:
 
     Attributes:
         mode: Simulated or measured (a part is one of the two).
-        strategies: Names with options; `*` is every strategy, `direct` all that do not search for
-            their plans, `peer:*` every peer.
+        strategies: Names with options; `*` is every strategy as it is worth comparing (see
+            `strategies.comparable`), `direct` all that do not search for their plans, with their
+            defaults, `peer:*` every peer.
         patterns: Texts of patterns.
         cp: Degrees.
         seqlen: Tokens over all ranks.
@@ -70,10 +71,11 @@ class Part:
     hidden: tuple[int | None, ...] = (None,)
     rotary: tuple[float | None, ...] = (None,)
 
-    def names(self, scope: Scope) -> tuple[str, ...]:
-        """Strategies with `*` spelled out, in canonical spelling."""
+    def names(self, scope: Scope, cp: int) -> tuple[str, ...]:
+        """Strategies on so many ranks with `*` spelled out, in canonical spelling."""
         every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
-        groups = {ALL: tuple(every), RULES: tuple(name for name in every if name in DIRECT)}
+        listed = tuple(strategy(text).text for text in comparable(cp, every))
+        groups = {ALL: listed, RULES: tuple(name for name in every if name in DIRECT)}
         return expanded(self.strategies, lambda text: groups.get(text) or (strategy(text).text,))
 
     def cells(self) -> Iterator[Config]:
@@ -92,7 +94,7 @@ class Part:
     ) -> Iterator[Config]:
         layer = scope is Scope.LAYER
         models = list(product(self.hidden, self.rotary)) if layer else [(None, None)]
-        for machine, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction, name in product(
+        for machine, cp, seqlen, heads, head_dim, batch, dtype, pattern, direction in product(
             machines,
             self.cp,
             self.seqlen,
@@ -102,9 +104,8 @@ class Part:
             self.dtype,
             self.patterns,
             self.direction,
-            self.names(scope),
         ):
-            for hidden, rotary in models:
+            for name, (hidden, rotary) in product(self.names(scope, cp), models):
                 yield Config(
                     strategy=name,
                     pattern=pattern,

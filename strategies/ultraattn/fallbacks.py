@@ -1,6 +1,6 @@
 """Other strategies' plans beside the planner's own: a pair of both directions that fit together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -12,14 +12,13 @@ from strategies.ultraattn.finish import Plans, ReportedPlan
 from strategies.ultraattn.planning import NAME
 from strategies.ultraattn.selection import best_fair, fastest
 
-FALLBACKS = ("ring", "zigzag", "stripe", "ulysses", "usp", "allgather", "owner", "grid")
-"""Strategies whose plans stand beside the planner's own, with `candidates`."""
 RINGS = ("ring", "zigzag", "stripe")
 
 
 def or_others(
     problem: Problem,
     own: Plans,
+    names: Sequence[str],
     others: Callable[[str, Problem, Direction], Plan],
     seconds: Callable[[Plan], float],
 ) -> Plans:
@@ -31,11 +30,12 @@ def or_others(
     Args:
         problem: What is computed.
         own: The planner's plans.
+        names: Other strategies, with options, whose plans stand beside them.
         others: Plans of another strategy, by its name.
         seconds: Simulated seconds of a plan.
     """
     plans = {NAME: {direction: each.plan for direction, each in own.items()}}
-    plans |= _plans_of_others(problem, others)
+    plans |= _plans_of_others(problem, names, others)
     times = {
         direction: {name: seconds(both[direction]) for name, both in plans.items()}
         for direction in Direction
@@ -54,11 +54,11 @@ def or_others(
 
 
 def _plans_of_others(
-    problem: Problem, others: Callable[[str, Problem, Direction], Plan]
+    problem: Problem, names: Sequence[str], others: Callable[[str, Problem, Direction], Plan]
 ) -> dict[str, dict[Direction, Plan]]:
     """Return the plans of the strategies that can do the problem."""
     plans = {}
-    for name in FALLBACKS:
+    for name in names:
         try:
             plans[name] = {direction: others(name, problem, direction) for direction in Direction}
         except UnsupportedError:

@@ -157,7 +157,7 @@ def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bo
         if compared and context.others is not None:
             own = _both(bare, mode, context, candidates=False)
             judge = context.evaluate or partial(seconds_of, machine_of(bare, context))
-            found = or_others(bare, own, context.others, judge)
+            found = or_others(bare, own, context.rivals(bare.cp), context.others, judge)
         else:
             what = _searched(mode)
             if what:

@@ -34,7 +34,7 @@ def taken(times: dict[str, tuple[float, float]], own: str = "owner:placement=zig
         return times.get(name, (9.0, 9.0))[plan.direction is B]
 
     mine = {d: ReportedPlan(plan=planned(own, p, d), report={"levels": 5}) for d in Direction}
-    found = or_others(p, mine, others, seconds)
+    found = or_others(p, mine, ("ring", "zigzag", "stripe", "owner"), others, seconds)
     for each in found.values():
         name = each.report["fallback"] or "ultraattn"
         assert each.report["candidates_s"][name] == seconds(each.plan)
