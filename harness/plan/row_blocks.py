@@ -26,7 +26,8 @@ _LONG = 256
 _STEP = 64
 """Blocks are as wide if their numbers of keys, in multiples of this, are equal."""
 _MOST_KEYS = 1 << 14
-"""Keys copied together: 16 MiB of k at 8 heads of 64 in bfloat16."""
+"""Keys copied together: 16 MiB of k at 8 heads of 64 in bfloat16, up to twice as many where blocks
+of one width have their common keys at other places."""
 
 
 def spans(mask: Mask) -> tuple[Ints, Ints]:

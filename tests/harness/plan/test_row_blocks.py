@@ -64,7 +64,8 @@ def test_batches_hold_every_pair_once_and_no_other(
         for batch in batches(mask):
             length = batch.seen.shape[1]
             keys = sum(count for _, count in batch.edges) + (batch.common or (0, 0))[1]
-            assert len(batch.rows) * keys <= max(most, keys)
+            # Blocks that are not aligned share columns that one of them meets and another does not.
+            assert len(batch.rows) == 1 or len(batch.rows) * keys <= 2 * most
             kept += len(batch.rows) * length
             for block, row in enumerate(batch.rows.tolist()):
                 seen = batch.seen[block % len(batch.seen)]
