@@ -86,5 +86,5 @@ def test_a_figure_that_is_not_as_published_is_said_and_gives_status_1(
 def test_unknown_papers_and_tables_are_wrong_calls() -> None:
     with pytest.raises(ValueError, match="choose from upipe"):
         list(figures("nobody"))
-    with pytest.raises(ValueError, match="is in no name"):
+    with pytest.raises(ValueError, match="matches no table"):
         call("upipe", "--table", "nothing like it")

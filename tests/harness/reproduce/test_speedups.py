@@ -169,5 +169,5 @@ def test_flags_of_speedups_are_refused_for_other_papers() -> None:
     parser = argparse.ArgumentParser()
     verb.register(parser.add_subparsers())
     args = parser.parse_args(["reproduce", "upipe", "--cp", "8"])
-    with pytest.raises(ValueError, match="ultraattn's figures"):
+    with pytest.raises(ValueError, match="only apply to ultraattn"):
         args.run(args)
