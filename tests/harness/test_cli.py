@@ -41,7 +41,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 
             ["explain", "--strategy", "peer:yunchang/usp"],
             "explain: argument --strategy: peer:",
         ),
-        (["list", "dtypes", "else"], "list: dtypes takes no names"),
+        (["doctor", "else"], "doctor: unknown arguments: else"),
         (
             ["explain", "--cp", "99999"],
             "explain: argument --cp: (99999) must be a whole number of at least 1 and at most 1024",
