@@ -14,18 +14,21 @@ arguments. Each call compares them over the ranks before anything moves: where r
 refuses, all are told in what and none waits in vain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import strategies
-from harness.attention.agreement import Word, compare, digest_of, telling
-from harness.attention.autograd import attend
+from harness.attention.agreement import telling
+from harness.attention.autograd import attend, attend_with_lse
 from harness.attention.call import Call
 from harness.attention.compiling import outside_graphs
+from harness.attention.documents import within_documents
+from harness.attention.gather import Seat, gathered, rank_positions
 from harness.attention.group import check_device, seat
 from harness.attention.inputs import (
     as_autocast,
@@ -34,11 +37,14 @@ from harness.attention.inputs import (
     check_tensors,
     described,
     dtype_of,
+    named_dtype,
     refuse_dropout,
 )
 from harness.attention.layout import owners_of
+from harness.attention.lse_gradient import columns
+from harness.attention.scores import ScoreOptions, check_sinks, score_options, with_sinks
 from harness.errors import UnsupportedError
-from harness.plan.problem import Problem
+from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
@@ -74,6 +80,9 @@ class ContextParallel:
     keys: Sharding
     context: Context = field(repr=False)
     group: dist.ProcessGroup | None = field(repr=False)
+    _kept: dict[str, torch.Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __copy__(self) -> "ContextParallel":
         """Return the value itself: nothing in it changes."""
@@ -106,13 +115,32 @@ class ContextParallel:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Positions of this rank's query tokens in the whole sequence, int64, in local order."""
-        return _positions(self.queries, self.rank)
+        """Positions of this rank's query tokens in the whole sequence, int64, in local order.
+
+        Made once; not to be changed.
+        """
+        return self._made("queries", lambda: rank_positions(self.queries, self.rank))
 
     @property
     def key_positions(self) -> torch.Tensor:
         """As `positions`, for keys; the same for self-attention."""
-        return _positions(self.keys, self.rank)
+        return self._made("keys", lambda: rank_positions(self.keys, self.rank))
+
+    @property
+    def document_positions(self) -> torch.Tensor:
+        """As `positions`, but counted from the start of each packed document.
+
+        Padding is counted from its own start; without documents they are `positions`.
+        """
+        return self._made("documents", lambda: within_documents(self.pattern, self.positions))
+
+    def _made(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return what was made before, unless somebody has changed it in place."""
+        found = self._kept.get(name)
+        if found is None or found._version:
+            with torch.inference_mode(False):
+                found = self._kept[name] = make()
+        return found
 
     def sharding(self, *, keys: bool = False) -> Sharding:
         """Return who owns which query tokens, or key tokens."""
@@ -143,7 +171,9 @@ class ContextParallel:
     def unshard(self, part: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
         """Gather every rank's tokens and put them back into their original order.
 
-        For logs, checks and sampling: no gradient passes. A collective: every rank calls it.
+        A collective: every rank calls it, and its backward. The gradient of a token is the sum of
+        those of all ranks, as each has a copy: where all ranks compute one and the same loss of the
+        whole, that counts it cp times, so divide it by `cp`.
 
         Args:
             part: This rank's tokens along `dim`, in local order.
@@ -151,7 +181,8 @@ class ContextParallel:
             keys: The tokens are key tokens, where they differ from query tokens.
 
         Raises:
-            ValueError: The axis is not as long as this rank's part, or a gradient would be lost.
+            ValueError: The axis is not as long as this rank's part.
+            PlanError: The ranks make different calls.
         """
         sharding = self.sharding(keys=keys)
         tokens = sharding.tokens(self.rank)
@@ -161,38 +192,85 @@ class ContextParallel:
                     f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
                     f"rank {self.rank}; choose another dim"
                 )
-            if part.requires_grad and torch.is_grad_enabled():
-                raise ValueError("unshard: no gradient passes it; give it part.detach()")
-        first = part.movedim(dim, 0)
-        whole = first.new_empty((sum(map(len, sharding.chunks)), *first.shape[1:]))
-        for rank, tensor in enumerate(self._gather(first, sharding)):
-            whole[_positions(sharding, rank).to(whole.device)] = tensor
+        whole = gathered(part.movedim(dim, 0), Seat(sharding, self.rank, self.group))
         return whole.movedim(0, dim).contiguous()
+
+    @overload
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: Literal[False] = False,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: Literal[True],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     @outside_graphs
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, dropout_p: float = 0.0
-    ) -> torch.Tensor:
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attend from this rank's queries to all keys. A collective, forward and backward.
 
-        The scores are scaled by `D ** -0.5`; scale q beforehand for another factor. The backward
-        pass needs every rank's: a rank whose loss leaves its output out makes the others wait.
+        The backward pass needs every rank's: a rank whose loss leaves its output out makes the
+        others wait. What is asked of the scores, all ranks ask.
 
         Args:
             q: `(B, heads_q, local query tokens, D)`.
             k: `(B, heads_kv, local key tokens, D)`.
             v: `(B, heads_kv, local key tokens, E)`.
             dropout_p: Must be 0.
+            scale: Factor of the scores, above 0; None = `D ** -0.5`.
+            softcap: Scores s become `softcap * tanh(s / softcap)`; None = they stay. This and
+                `alibi` are computed by matrix products over tiles, not by a flash kernel.
+            alibi: `(heads_q,)`: a score loses its head's slope times the distance of query and key
+                in the whole sequence; no gradient. `alibi_slopes(heads_q)` are those of the paper.
+            sinks: `(heads_q,)`: a logit of each head that takes part in the softmax and brings
+                nothing. Its gradient is what this rank's tokens add, to be summed over ranks as
+                that of any parameter.
+            lse: Return lse as well.
 
         Returns:
-            `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in autocast's,
-            as torch's own attention.
+            out, `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in
+            autocast's, as torch's own attention. With `lse` also the natural log of the sum of
+            exponentials of each query's scores and sink, `(B, heads_q, local query tokens)`,
+            float32 (float64 for float64), -inf where there is none. Gradients flow through it: if
+            one rank's loss uses it, all ranks' do.
 
         Raises:
             UnsupportedError: Dropout, a transform of torch.func, or a dtype or device without
                 attention or transport is asked for; or the strategy cannot do this problem; and,
                 from backward, a gradient of the gradient.
-            ValueError: A shape, dtype or device does not fit the others or this value.
+            ValueError: A shape, dtype, device or option does not fit the others or this value.
             PlanError: The ranks make different calls.
         """
         with telling(self.group):
@@ -200,10 +278,59 @@ class ContextParallel:
             named = {"q": q, "k": k, "v": v}
             check_tensors("attention", named)
             q, k, v = as_autocast(named).values()
-            problem = self._problem(q, k, v)
-        return attend(q, k, v, self.call(problem))
+            problem = self._problem(q, k, v, score_options(scale, softcap, alibi))
+            if sinks is not None:
+                check_sinks(sinks, self.heads_q, q)
+        if not lse and sinks is None:
+            return attend(q, k, v, self.call(problem))
+        out, sums = attend_with_lse(q, k, v, self.call(problem, lse=True))
+        if sinks is not None:
+            out, sums = with_sinks(out, sums, sinks)
+        return (out, sums) if lse else out
 
-    def call(self, problem: Problem) -> Call:
+    def prepare(
+        self,
+        *,
+        head_dim: int,
+        head_dim_v: int = 0,
+        batch: int = 1,
+        dtype: torch.dtype = torch.bfloat16,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        lse: bool = False,
+        backward: bool = True,
+    ) -> None:
+        """Plan and prove what `attend` will run, so that the step itself does not.
+
+        For loaders that know the next packing. Communicates nothing, and any thread of the process
+        that will attend may call it: plans are remembered in the process.
+
+        Args:
+            head_dim: Width of q and k.
+            head_dim_v: Width of v; 0 = `head_dim`.
+            batch: Sequences side by side.
+            dtype: Of q, k and v, as attention takes them (under autocast, autocast's).
+            scale: As in `attend`.
+            softcap: As in `attend`.
+            alibi: As in `attend`.
+            lse: lse or sinks will be asked for.
+            backward: Prepare the backward pass, too.
+
+        Raises:
+            UnsupportedError: There is no attention in this dtype, or the strategy cannot do this.
+            ValueError: A number does not fit its rule.
+        """
+        shape = (batch, head_dim, head_dim_v, named_dtype("prepare", dtype))
+        problem = self._asked(shape, score_options(scale, softcap, alibi))
+        call = self.call(problem, lse=lse)
+        call.planned(Direction.FORWARD)
+        if backward:
+            call.planned(Direction.BACKWARD)
+            if lse:
+                call.planned(Direction.BACKWARD, columns(problem.dtype))
+
+    def call(self, problem: Problem, *, lse: bool = False) -> Call:
         """Return one call of the ranks, for what their tensors ask for."""
         return Call(
             strategy=self.strategy,
@@ -212,27 +339,12 @@ class ContextParallel:
             owners=self.owners,
             rank=self.rank,
             group=self.group,
+            lse=lse,
         )
 
-    def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:
-        """Every rank's part, along the first axis; parts are padded on the way to equal lengths."""
-        if self.group is None:
-            return [part]
-        facts = (
-            ("call", "unshard"),
-            ("dtype", str(part.dtype)),
-            ("shape but for tokens", str(tuple(part.shape[1:]))),
-            ("tokens of each rank", str([*map(sharding.tokens, range(self.cp))])),
-        )
-        compare(self.group, Word.GATHER, facts, digest_of(facts))
-        tokens = [sharding.tokens(rank) for rank in range(self.cp)]
-        padded = part.new_zeros((max(tokens), *part.shape[1:]))
-        padded[: len(part)] = part.detach()
-        parts = [torch.empty_like(padded) for _ in tokens]
-        dist.all_gather(parts, padded, group=self.group)
-        return [gathered[:count] for gathered, count in zip(parts, tokens, strict=True)]
-
-    def _problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
+    def _problem(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreOptions
+    ) -> Problem:
         """Check this rank's tensors, and name what all ranks' tensors ask for."""
         named = {"q": q, "k": k, "v": v}
         if not (q.dim() == k.dim() == v.dim() == 4):
@@ -254,21 +366,24 @@ class ContextParallel:
                 )
         dtype = dtype_of("attention", q)
         check_device(q.device, self.group)
+        return self._asked((q.shape[0], q.shape[3], v.shape[3], dtype), scores)
+
+    def _asked(self, shape: tuple[int, int, int, Dtype], scores: ScoreOptions) -> Problem:
+        """Name what is asked for, by batch, widths of q and v, and dtype."""
+        batch, head_dim, head_dim_v, dtype = shape
         return Problem(
             pattern=self.pattern,
             heads_q=self.heads_q,
             heads_kv=self.heads_kv,
-            head_dim=q.shape[3],
-            head_dim_v=v.shape[3],
-            batch=q.shape[0],
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            batch=batch,
             dtype=dtype,
             cp=self.cp,
+            scale=scores.scale,
+            softcap=scores.softcap,
+            alibi=scores.alibi,
         )
-
-
-def _positions(sharding: Sharding, rank: int) -> torch.Tensor:
-    """Positions of a rank's tokens; on the CPU, whatever the default device is."""
-    return torch.tensor(sharding.positions(rank), dtype=torch.int64, device="cpu")
 
 
 @outside_graphs
