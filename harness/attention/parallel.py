@@ -16,7 +16,7 @@ refuses, all are told in what and none waits in vain.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,6 @@ from harness.attention.agreement import telling
 from harness.attention.autograd import attend, attend_with_lse
 from harness.attention.call import Call
 from harness.attention.compiling import outside_graphs
-from harness.attention.documents import within_documents
-from harness.attention.gather import Seat, gathered, rank_positions
 from harness.attention.group import check_device, seat
 from harness.attention.inputs import (
     as_autocast,
@@ -42,47 +40,39 @@ from harness.attention.inputs import (
 )
 from harness.attention.layout import owners_of
 from harness.attention.lse_gradient import columns
-from harness.attention.scores import ScoreOptions, check_sinks, score_options, with_sinks
+from harness.attention.scores import (
+    ScoreArguments,
+    ScoreOptions,
+    check_sinks,
+    score_options,
+    with_sinks,
+)
+from harness.attention.tokens import Tokens
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.sharding import Sharding
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.proved.plans import Owners
 from patterns import PATTERNS, Pattern, make_pattern
 from patterns.kind import integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextParallel:
+class ContextParallel(Tokens):
     """One way to spread attention over the ranks of a group; made by `context_parallel`.
 
-    Attributes:
+    Attributes, besides those of `Tokens`:
         strategy: Who computes what and who sends what.
-        pattern: Which query positions attend which key positions; carries the lengths.
         heads_q: Query heads.
         heads_kv: Key/value heads.
-        rank: This rank in the group.
         cp: Ranks in the group.
-        queries: Who owns which query tokens.
-        keys: Who owns which key tokens; equal to `queries` for self-attention.
         context: What the planner knows of the cluster.
-        group: The process group; None = this process is alone.
     """
 
     strategy: Chosen
-    pattern: Pattern
     heads_q: int
     heads_kv: int
-    rank: int
     cp: int
-    queries: Sharding
-    keys: Sharding
     context: Context = field(repr=False)
-    group: dist.ProcessGroup | None = field(repr=False)
-    _kept: dict[str, torch.Tensor] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
     def __copy__(self) -> "ContextParallel":
         """Return the value itself: nothing in it changes."""
@@ -108,93 +98,6 @@ class ContextParallel:
         made_of = (self.strategy.text, self.pattern, self.heads_q, self.heads_kv, self.context)
         return _made_again, made_of
 
-    @property
-    def owners(self) -> Owners:
-        """Who owns which query tokens, and which key tokens."""
-        return self.queries, self.keys
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of this rank's query tokens in the whole sequence, int64, in local order.
-
-        Made once; not to be changed.
-        """
-        return self._made("queries", lambda: rank_positions(self.queries, self.rank))
-
-    @property
-    def key_positions(self) -> torch.Tensor:
-        """As `positions`, for keys; the same for self-attention."""
-        return self._made("keys", lambda: rank_positions(self.keys, self.rank))
-
-    @property
-    def document_positions(self) -> torch.Tensor:
-        """As `positions`, but counted from the start of each packed document.
-
-        Padding is counted from its own start; without documents they are `positions`.
-        """
-        return self._made("documents", lambda: within_documents(self.pattern, self.positions))
-
-    def _made(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return what was made before, unless somebody has changed it in place."""
-        found = self._kept.get(name)
-        if found is None or found._version:
-            with torch.inference_mode(False):
-                found = self._kept[name] = make()
-        return found
-
-    def sharding(self, *, keys: bool = False) -> Sharding:
-        """Return who owns which query tokens, or key tokens."""
-        return self.keys if keys else self.queries
-
-    def shard(self, whole: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
-        """Take this rank's tokens out of a tensor that every rank has; gradients flow.
-
-        Args:
-            whole: Any tensor with all tokens along `dim`, in their original order.
-            dim: The token axis: 2 for `(B, H, S, D)`, 1 for ids `(B, S)`.
-            keys: Take key tokens, where they differ from query tokens.
-
-        Raises:
-            ValueError: The axis is not as long as the sequence.
-        """
-        sharding = self.sharding(keys=keys)
-        total = sum(map(len, sharding.chunks))
-        if whole.shape[dim] != total:
-            raise ValueError(
-                f"shard: axis {dim} of {tuple(whole.shape)} must hold the {total} tokens of the "
-                "whole sequence; choose another dim"
-            )
-        positions = self.key_positions if keys else self.positions
-        return whole.index_select(dim, positions.to(whole.device))
-
-    @outside_graphs
-    def unshard(self, part: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
-        """Gather every rank's tokens and put them back into their original order.
-
-        A collective: every rank calls it, and its backward. The gradient of a token is the sum of
-        those of all ranks, as each has a copy: where all ranks compute one and the same loss of the
-        whole, that counts it cp times, so divide it by `cp`.
-
-        Args:
-            part: This rank's tokens along `dim`, in local order.
-            dim: The token axis.
-            keys: The tokens are key tokens, where they differ from query tokens.
-
-        Raises:
-            ValueError: The axis is not as long as this rank's part.
-            PlanError: The ranks make different calls.
-        """
-        sharding = self.sharding(keys=keys)
-        tokens = sharding.tokens(self.rank)
-        with telling(self.group):
-            if part.shape[dim] != tokens:
-                raise ValueError(
-                    f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
-                    f"rank {self.rank}; choose another dim"
-                )
-        whole = gathered(part.movedim(dim, 0), Seat(sharding, self.rank, self.group))
-        return whole.movedim(0, dim).contiguous()
-
     @overload
     def attend(
         self,
@@ -202,12 +105,8 @@ class ContextParallel:
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-        softcap: float | None = None,
-        alibi: Sequence[float] | torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
         lse: Literal[False] = False,
+        **asked: Unpack[ScoreArguments],
     ) -> torch.Tensor: ...
 
     @overload
@@ -217,12 +116,8 @@ class ContextParallel:
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-        softcap: float | None = None,
-        alibi: Sequence[float] | torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
         lse: Literal[True],
+        **asked: Unpack[ScoreArguments],
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     @outside_graphs
@@ -380,9 +275,7 @@ class ContextParallel:
             batch=batch,
             dtype=dtype,
             cp=self.cp,
-            scale=scores.scale,
-            softcap=scores.softcap,
-            alibi=scores.alibi,
+            **scores._asdict(),
         )
 
 

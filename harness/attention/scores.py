@@ -1,15 +1,24 @@
 """What a call may ask of scores besides the pattern: a factor, a cap, slopes, sinks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
 import torch
 
 from harness.attention.inputs import check_tensors, described
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOptions:
+class ScoreArguments(TypedDict, total=False):
+    """Arguments of `ContextParallel.attend`, which tells of them."""
+
+    dropout_p: float
+    scale: float | None
+    softcap: float | None
+    alibi: Sequence[float] | torch.Tensor | None
+    sinks: torch.Tensor | None
+
+
+class ScoreOptions(NamedTuple):
     """Options of a call, as `Problem` has them; None = as usual."""
 
     scale: float | None = None
