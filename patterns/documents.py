@@ -1,4 +1,7 @@
-"""Packed documents: tokens see only their own document, causally or fully; one band each."""
+"""Packed documents: tokens see only their own document, causally or fully; one band each.
+
+Padding after the last document attends nothing and is attended by none.
+"""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -7,7 +10,7 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Parameter, Values, choice, digits
+from patterns.kind import Kind, Mask, Parameter, Values, choice, digits, whole
 from patterns.pattern import LONGEST, Bools
 
 
@@ -16,7 +19,7 @@ class SameDocument:
     """Keys of the query's own document are allowed; with `causal`, up to the query.
 
     Attributes:
-        document: Document number of every position, shape (seqlen,).
+        document: Document number of every position, shape (seqlen,); -1 = padding, of none.
         causal: Whether later keys are refused.
     """
 
@@ -25,7 +28,7 @@ class SameDocument:
 
     def __call__(self, q: Ints, k: Ints) -> Bools:
         """Return the mask of query and key positions, broadcast together."""
-        same = self.document[q] == self.document[k]
+        same = (self.document[q] == self.document[k]) & (self.document[k] >= 0)
         return np.asarray(same & (k <= q) if self.causal else same)
 
 
@@ -39,11 +42,13 @@ def _lengths(value: str) -> str:
 
 def _documents(values: Values, seqlen_q: int, _: int) -> Mask:
     lengths = [int(part) for part in values["lengths"].split("+")]
-    total = sum(lengths)
+    padding = int(values["padding"])
+    total = sum(lengths) + padding
     if total != seqlen_q:
         gap = f"add a document of {seqlen_q - total}" if total < seqlen_q else "shorten a document"
+        what = "lengths and padding" if padding else "lengths"
         raise ValueError(
-            f"documents: lengths sum to {total}, which must equal the sequence length "
+            f"documents: {what} sum to {total}, which must equal the sequence length "
             f"({seqlen_q}); {gap}"
         )
     causal = values["mask"] == "causal"
@@ -51,7 +56,8 @@ def _documents(values: Values, seqlen_q: int, _: int) -> Mask:
         Band(q0=start, q1=stop, k0=start, k1=stop, lo=0 if causal else None)
         for start, stop in pairwise(accumulate(lengths, initial=0))
     )
-    document = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+    numbers = np.append(np.arange(len(lengths), dtype=np.int64), -1)
+    document = np.repeat(numbers, [*lengths, padding])
     return Mask(bands=bands, predicate=SameDocument(document, causal))
 
 
@@ -68,6 +74,7 @@ DOCUMENTS = Kind(
     parameters={
         "lengths": Parameter(default=None, canonical=_lengths),
         "mask": choice("causal", "full"),
+        "padding": whole(0, least=0),
     },
     cross=False,
     sample=_sample,

@@ -71,6 +71,18 @@ def integer(name: str, value: object) -> int:
         raise ValueError(f"{name} ({value!r}) must be a whole number, such as 4096") from None
 
 
+def real(name: str, value: object) -> float:
+    """Take a number of any kind: Python's, numpy's, a tensor of one number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return float(value)  # type: ignore[arg-type]  # what is none is refused
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} ({value!r}) must be a number, such as 0.125") from None
+
+
 def digits(value: str) -> int | None:
     """Read the digits 0 to 9 as a whole number; None where there is anything else, or too many."""
     short = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS

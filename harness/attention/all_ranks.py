@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 
 import strategies
+from harness.attention.lse_gradient import columns, widened, with_dlse
 from harness.attention.ready import planned, run_plan
 from harness.execute import shards
 from harness.execute.transport import LocalTransport, Transport
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
-from harness.plan.tasks import Tensor
+from harness.plan.tasks import Resident, Tensor
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
 
@@ -40,6 +41,7 @@ def run_all(
     v: torch.Tensor,
     *,
     dout: torch.Tensor | None = None,
+    dlse: torch.Tensor | None = None,
     context: Context | None = None,
     transport: Callable[[int], Transport] = LocalTransport,
 ) -> Everything:
@@ -52,6 +54,7 @@ def run_all(
         k: `(B, heads_kv, T, D)`.
         v: `(B, heads_kv, T, E)`.
         dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
+        dlse: Gradient of lse, `(B, heads_q, S)`; None = 0.
         context: What the planner may know of the cluster.
         transport: Makes a transport that holds all of so many ranks.
 
@@ -73,16 +76,20 @@ def run_all(
     }
     if dout is None:
         return Everything(results, ready.program, None, tuple(transports))
-    back = planned(chosen, problem, Direction.BACKWARD, context)
+    saved: Mapping[Resident, torch.Tensor] = run.results
+    wider = 0 if dlse is None else columns(problem.dtype)
+    if dlse is not None:
+        saved = {each: widened(each.piece.tensor, x) for each, x in saved.items()}
+        dout = with_dlse(dout, dlse.masked_fill(results["lse"] == -torch.inf, 0.0))
+    back = planned(chosen, problem, Direction.BACKWARD, context, wider=wider)
     plan = back.program.plan
     inputs = {
-        resident: run.results[resident]
-        if resident in run.results
-        else shards.take(plan, dout, resident.piece)
+        resident: saved[resident] if resident in saved else shards.take(plan, dout, resident.piece)
         for resident in plan.initial
     }
     transports.append(transport(problem.cp))
     run = run_plan(back, inputs, transports[1])
     for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
         results[tensor.value] = shards.collect(plan, run.results, tensor)
+    results["dv"] = results["dv"][..., : problem.head_dim_v]
     return Everything(results, ready.program, back.program, tuple(transports))

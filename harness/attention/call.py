@@ -26,6 +26,7 @@ class Call:
         owners: Who owns which query tokens, and which key tokens.
         rank: This rank in the group.
         group: The process group; None = this process is alone.
+        lse: The forward plan ends with lse at the owners of the queries, too.
     """
 
     strategy: Chosen
@@ -34,13 +35,18 @@ class Call:
     owners: Owners
     rank: int
     group: dist.ProcessGroup | None
+    lse: bool = False
 
     def sharding(self, *, keys: bool) -> Sharding:
         """Return who owns which query tokens, or key tokens."""
         return self.owners[1 if keys else 0]
 
-    def ready(self, direction: Direction) -> Ready:
+    def ready(self, direction: Direction, wider: int = 0) -> Ready:
         """Return the plan of all ranks, once they have found that it is the same. A collective.
+
+        Args:
+            direction: Which pass.
+            wider: Columns that v, out and their gradients have besides their own.
 
         Raises:
             UnsupportedError: Autograd records the backward pass, for gradients of gradients; or the
@@ -50,9 +56,19 @@ class Call:
         with telling(self.group):
             if direction is Direction.BACKWARD:
                 self._refuse_second_gradient()
-            ready = planned(self.strategy, self.problem, direction, self.context, self.owners)
+            ready = self.planned(direction, wider)
         compare(self.group, Word.RUN, ready.facts, ready.digest)
         return ready
+
+    def planned(self, direction: Direction, wider: int = 0) -> Ready:
+        """Return the plan as this rank makes it, proved; it is remembered. Communicates nothing.
+
+        Raises:
+            UnsupportedError, PlanError: As `ready`.
+        """
+        lse = self.lse and direction is Direction.FORWARD
+        asked = (self.strategy, self.problem, direction, self.context, self.owners)
+        return planned(*asked, lse=lse, wider=wider) if lse or wider else planned(*asked)
 
     def _refuse_second_gradient(self) -> None:
         if torch.is_grad_enabled():

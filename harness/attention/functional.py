@@ -1,5 +1,7 @@
 """Attention over shards in one call, for a model that makes no `ContextParallel`."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +27,10 @@ def attention(
     seqlen_kv: int | None = None,
     group: dist.ProcessGroup | DeviceMesh | None = None,
     dropout_p: float = 0.0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi: Sequence[float] | torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend over a sequence whose tokens are spread over ranks as `context_parallel` spreads them.
 
@@ -39,6 +45,10 @@ def attention(
         seqlen_kv: Key tokens of the whole sequence, if not `seqlen`.
         group: As in `context_parallel`.
         dropout_p: Must be 0.
+        scale: As in `ContextParallel.attend`, which also returns lse.
+        softcap: As there.
+        alibi: As there.
+        sinks: As there.
 
     Returns:
         `(B, heads_q, local tokens, E)`, in the dtype of q.
@@ -67,4 +77,4 @@ def attention(
             seqlen_kv=seqlen_kv,
             group=found,
         )
-    return cp.attend(q, k, v)
+    return cp.attend(q, k, v, scale=scale, softcap=softcap, alibi=alibi, sinks=sinks)

@@ -74,11 +74,20 @@ def dtype_of(where: str, x: torch.Tensor) -> Dtype:
     Raises:
         UnsupportedError: There is no attention in it.
     """
-    if x.dtype not in _DTYPE_OF:
+    return named_dtype(where, x.dtype)
+
+
+def named_dtype(where: str, dtype: torch.dtype) -> Dtype:
+    """Return a precision by torch's name.
+
+    Raises:
+        UnsupportedError: There is no attention in it.
+    """
+    if dtype not in _DTYPE_OF:
         raise UnsupportedError(
-            f"{where}: there is no attention in {x.dtype}", tuple(map(str, _DTYPE_OF))
+            f"{where}: there is no attention in {dtype}", tuple(map(str, _DTYPE_OF))
         )
-    return _DTYPE_OF[x.dtype]
+    return _DTYPE_OF[dtype]
 
 
 def described(named: Named) -> str:

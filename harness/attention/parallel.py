@@ -14,16 +14,17 @@ arguments. Each call compares them over the ranks before anything moves: where r
 refuses, all are told in what and none waits in vain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Unpack, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import strategies
-from harness.attention.agreement import Word, compare, digest_of, telling
-from harness.attention.autograd import attend
+from harness.attention.agreement import telling
+from harness.attention.autograd import attend, attend_with_lse
 from harness.attention.call import Call
 from harness.attention.compiling import outside_graphs
 from harness.attention.group import check_device, seat
@@ -34,46 +35,44 @@ from harness.attention.inputs import (
     check_tensors,
     described,
     dtype_of,
+    named_dtype,
     refuse_dropout,
 )
 from harness.attention.layout import owners_of
+from harness.attention.lse_gradient import columns
+from harness.attention.scores import (
+    ScoreArguments,
+    ScoreOptions,
+    check_sinks,
+    score_options,
+    with_sinks,
+)
+from harness.attention.tokens import Tokens
 from harness.errors import UnsupportedError
-from harness.plan.problem import Problem
-from harness.plan.sharding import Sharding
+from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.proved.plans import Owners
 from patterns import PATTERNS, Pattern, make_pattern
 from patterns.kind import integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextParallel:
+class ContextParallel(Tokens):
     """One way to spread attention over the ranks of a group; made by `context_parallel`.
 
-    Attributes:
+    Attributes, besides those of `Tokens`:
         strategy: Who computes what and who sends what.
-        pattern: Which query positions attend which key positions; carries the lengths.
         heads_q: Query heads.
         heads_kv: Key/value heads.
-        rank: This rank in the group.
         cp: Ranks in the group.
-        queries: Who owns which query tokens.
-        keys: Who owns which key tokens; equal to `queries` for self-attention.
         context: What the planner knows of the cluster.
-        group: The process group; None = this process is alone.
     """
 
     strategy: Chosen
-    pattern: Pattern
     heads_q: int
     heads_kv: int
-    rank: int
     cp: int
-    queries: Sharding
-    keys: Sharding
     context: Context = field(repr=False)
-    group: dist.ProcessGroup | None = field(repr=False)
 
     def __copy__(self) -> "ContextParallel":
         """Return the value itself: nothing in it changes."""
@@ -99,100 +98,74 @@ class ContextParallel:
         made_of = (self.strategy.text, self.pattern, self.heads_q, self.heads_kv, self.context)
         return _made_again, made_of
 
-    @property
-    def owners(self) -> Owners:
-        """Who owns which query tokens, and which key tokens."""
-        return self.queries, self.keys
+    @overload
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lse: Literal[False] = False,
+        **asked: Unpack[ScoreArguments],
+    ) -> torch.Tensor: ...
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of this rank's query tokens in the whole sequence, int64, in local order."""
-        return _positions(self.queries, self.rank)
-
-    @property
-    def key_positions(self) -> torch.Tensor:
-        """As `positions`, for keys; the same for self-attention."""
-        return _positions(self.keys, self.rank)
-
-    def sharding(self, *, keys: bool = False) -> Sharding:
-        """Return who owns which query tokens, or key tokens."""
-        return self.keys if keys else self.queries
-
-    def shard(self, whole: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
-        """Take this rank's tokens out of a tensor that every rank has; gradients flow.
-
-        Args:
-            whole: Any tensor with all tokens along `dim`, in their original order.
-            dim: The token axis: 2 for `(B, H, S, D)`, 1 for ids `(B, S)`.
-            keys: Take key tokens, where they differ from query tokens.
-
-        Raises:
-            ValueError: The axis is not as long as the sequence.
-        """
-        sharding = self.sharding(keys=keys)
-        total = sum(map(len, sharding.chunks))
-        if whole.shape[dim] != total:
-            raise ValueError(
-                f"shard: axis {dim} of {tuple(whole.shape)} must hold the {total} tokens of the "
-                "whole sequence; choose another dim"
-            )
-        positions = self.key_positions if keys else self.positions
-        return whole.index_select(dim, positions.to(whole.device))
-
-    @outside_graphs
-    def unshard(self, part: torch.Tensor, *, dim: int = 2, keys: bool = False) -> torch.Tensor:
-        """Gather every rank's tokens and put them back into their original order.
-
-        For logs, checks and sampling: no gradient passes. A collective: every rank calls it.
-
-        Args:
-            part: This rank's tokens along `dim`, in local order.
-            dim: The token axis.
-            keys: The tokens are key tokens, where they differ from query tokens.
-
-        Raises:
-            ValueError: The axis is not as long as this rank's part, or a gradient would be lost.
-        """
-        sharding = self.sharding(keys=keys)
-        tokens = sharding.tokens(self.rank)
-        with telling(self.group):
-            if part.shape[dim] != tokens:
-                raise ValueError(
-                    f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
-                    f"rank {self.rank}; choose another dim"
-                )
-            if part.requires_grad and torch.is_grad_enabled():
-                raise ValueError("unshard: no gradient passes it; give it part.detach()")
-        first = part.movedim(dim, 0)
-        whole = first.new_empty((sum(map(len, sharding.chunks)), *first.shape[1:]))
-        for rank, tensor in enumerate(self._gather(first, sharding)):
-            whole[_positions(sharding, rank).to(whole.device)] = tensor
-        return whole.movedim(0, dim).contiguous()
+    @overload
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lse: Literal[True],
+        **asked: Unpack[ScoreArguments],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     @outside_graphs
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, dropout_p: float = 0.0
-    ) -> torch.Tensor:
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attend from this rank's queries to all keys. A collective, forward and backward.
 
-        The scores are scaled by `D ** -0.5`; scale q beforehand for another factor. The backward
-        pass needs every rank's: a rank whose loss leaves its output out makes the others wait.
+        The backward pass needs every rank's: a rank whose loss leaves its output out makes the
+        others wait. What is asked of the scores, all ranks ask.
 
         Args:
             q: `(B, heads_q, local query tokens, D)`.
             k: `(B, heads_kv, local key tokens, D)`.
             v: `(B, heads_kv, local key tokens, E)`.
             dropout_p: Must be 0.
+            scale: Factor of the scores, above 0; None = `D ** -0.5`.
+            softcap: Scores s become `softcap * tanh(s / softcap)`; None = they stay. This and
+                `alibi` are computed by matrix products over tiles, not by a flash kernel.
+            alibi: `(heads_q,)`: a score loses its head's slope times the distance of query and key
+                in the whole sequence; no gradient. `alibi_slopes(heads_q)` are those of the paper.
+            sinks: `(heads_q,)`: a logit of each head that takes part in the softmax and brings
+                nothing. Its gradient is what this rank's tokens add, to be summed over ranks as
+                that of any parameter.
+            lse: Return lse as well.
 
         Returns:
-            `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in autocast's,
-            as torch's own attention.
+            out, `(B, heads_q, local query tokens, E)`, in the dtype of q; under autocast in
+            autocast's, as torch's own attention. With `lse` also the natural log of the sum of
+            exponentials of each query's scores and sink, `(B, heads_q, local query tokens)`,
+            float32 (float64 for float64), -inf where there is none. Gradients flow through it: if
+            one rank's loss uses it, all ranks' do.
 
         Raises:
             UnsupportedError: Dropout, a transform of torch.func, or a dtype or device without
                 attention or transport is asked for; or the strategy cannot do this problem; and,
                 from backward, a gradient of the gradient.
-            ValueError: A shape, dtype or device does not fit the others or this value.
+            ValueError: A shape, dtype, device or option does not fit the others or this value.
             PlanError: The ranks make different calls.
         """
         with telling(self.group):
@@ -200,10 +173,59 @@ class ContextParallel:
             named = {"q": q, "k": k, "v": v}
             check_tensors("attention", named)
             q, k, v = as_autocast(named).values()
-            problem = self._problem(q, k, v)
-        return attend(q, k, v, self.call(problem))
+            problem = self._problem(q, k, v, score_options(scale, softcap, alibi))
+            if sinks is not None:
+                check_sinks(sinks, self.heads_q, q)
+        if not lse and sinks is None:
+            return attend(q, k, v, self.call(problem))
+        out, sums = attend_with_lse(q, k, v, self.call(problem, lse=True))
+        if sinks is not None:
+            out, sums = with_sinks(out, sums, sinks)
+        return (out, sums) if lse else out
 
-    def call(self, problem: Problem) -> Call:
+    def prepare(
+        self,
+        *,
+        head_dim: int,
+        head_dim_v: int = 0,
+        batch: int = 1,
+        dtype: torch.dtype = torch.bfloat16,
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi: Sequence[float] | torch.Tensor | None = None,
+        lse: bool = False,
+        backward: bool = True,
+    ) -> None:
+        """Plan and prove what `attend` will run, so that the step itself does not.
+
+        For loaders that know the next packing. Communicates nothing, and any thread of the process
+        that will attend may call it: plans are remembered in the process.
+
+        Args:
+            head_dim: Width of q and k.
+            head_dim_v: Width of v; 0 = `head_dim`.
+            batch: Sequences side by side.
+            dtype: Of q, k and v, as attention takes them (under autocast, autocast's).
+            scale: As in `attend`.
+            softcap: As in `attend`.
+            alibi: As in `attend`.
+            lse: lse or sinks will be asked for.
+            backward: Prepare the backward pass, too.
+
+        Raises:
+            UnsupportedError: There is no attention in this dtype, or the strategy cannot do this.
+            ValueError: A number does not fit its rule.
+        """
+        shape = (batch, head_dim, head_dim_v, named_dtype("prepare", dtype))
+        problem = self._asked(shape, score_options(scale, softcap, alibi))
+        call = self.call(problem, lse=lse)
+        call.planned(Direction.FORWARD)
+        if backward:
+            call.planned(Direction.BACKWARD)
+            if lse:
+                call.planned(Direction.BACKWARD, columns(problem.dtype))
+
+    def call(self, problem: Problem, *, lse: bool = False) -> Call:
         """Return one call of the ranks, for what their tensors ask for."""
         return Call(
             strategy=self.strategy,
@@ -212,27 +234,12 @@ class ContextParallel:
             owners=self.owners,
             rank=self.rank,
             group=self.group,
+            lse=lse,
         )
 
-    def _gather(self, part: torch.Tensor, sharding: Sharding) -> list[torch.Tensor]:
-        """Every rank's part, along the first axis; parts are padded on the way to equal lengths."""
-        if self.group is None:
-            return [part]
-        facts = (
-            ("call", "unshard"),
-            ("dtype", str(part.dtype)),
-            ("shape but for tokens", str(tuple(part.shape[1:]))),
-            ("tokens of each rank", str([*map(sharding.tokens, range(self.cp))])),
-        )
-        compare(self.group, Word.GATHER, facts, digest_of(facts))
-        tokens = [sharding.tokens(rank) for rank in range(self.cp)]
-        padded = part.new_zeros((max(tokens), *part.shape[1:]))
-        padded[: len(part)] = part.detach()
-        parts = [torch.empty_like(padded) for _ in tokens]
-        dist.all_gather(parts, padded, group=self.group)
-        return [gathered[:count] for gathered, count in zip(parts, tokens, strict=True)]
-
-    def _problem(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
+    def _problem(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreOptions
+    ) -> Problem:
         """Check this rank's tensors, and name what all ranks' tensors ask for."""
         named = {"q": q, "k": k, "v": v}
         if not (q.dim() == k.dim() == v.dim() == 4):
@@ -254,21 +261,22 @@ class ContextParallel:
                 )
         dtype = dtype_of("attention", q)
         check_device(q.device, self.group)
+        return self._asked((q.shape[0], q.shape[3], v.shape[3], dtype), scores)
+
+    def _asked(self, shape: tuple[int, int, int, Dtype], scores: ScoreOptions) -> Problem:
+        """Name what is asked for, by batch, widths of q and v, and dtype."""
+        batch, head_dim, head_dim_v, dtype = shape
         return Problem(
             pattern=self.pattern,
             heads_q=self.heads_q,
             heads_kv=self.heads_kv,
-            head_dim=q.shape[3],
-            head_dim_v=v.shape[3],
-            batch=q.shape[0],
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            batch=batch,
             dtype=dtype,
             cp=self.cp,
+            **scores._asdict(),
         )
-
-
-def _positions(sharding: Sharding, rank: int) -> torch.Tensor:
-    """Positions of a rank's tokens; on the CPU, whatever the default device is."""
-    return torch.tensor(sharding.positions(rank), dtype=torch.int64, device="cpu")
 
 
 @outside_graphs

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from harness.attention.call import Call
+from harness.execute.kernels import accumulator_dtype
 from harness.plan.heads import members
 from harness.plan.plan import Plan
+from harness.plan.sizes import is_per_row
 from harness.plan.tasks import Piece, Place, Resident, Tensor
 
 
@@ -32,7 +34,11 @@ def local_tensor(
         return _unviewed(results[found[0]])
     heads = problem.heads_kv if tensor.on_kv else problem.heads_q
     wide = problem.head_dim if tensor in (Tensor.DQ, Tensor.DK) else problem.head_dim_v
-    whole = like.new_empty((problem.batch, heads, sharding.tokens(call.rank), wide))
+    shape = (problem.batch, heads, sharding.tokens(call.rank))
+    if is_per_row(tensor):
+        whole = like.new_empty(shape, dtype=accumulator_dtype(like.dtype))
+    else:
+        whole = like.new_empty((*shape, wide))
     for resident in found:
         rows, own_heads = place_in(plan, resident.piece, call)
         head_at, row_at = (torch.tensor(at, device=whole.device) for at in (own_heads, rows))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ from harness.plan.sizes import traffic
 from harness.plan.tasks import Resident
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from harness.proved.plans import Owners, proved_once
+from harness.proved.plans import Owners, proved_once, proved_plan
+from harness.schedule.lse_home import lse_to_owners
 
 
 class Ready(NamedTuple):
@@ -46,25 +48,43 @@ def planned(
     direction: Direction,
     context: Context,
     owners: Owners | None = None,
+    *,
+    lse: bool = False,
+    wider: int = 0,
 ) -> Ready:
     """Plan and verify, once for each problem.
+
+    Args:
+        chosen: By whom.
+        problem: What is computed.
+        direction: Which pass.
+        context: What the planner may know of the cluster.
+        owners: Who owns which tokens; None takes the plan at its word.
+        lse: Let it end with lse at the owners, of which there are some.
+        wider: Columns that v, out and their gradients have besides their own.
 
     Raises:
         PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
     """
     program = proved_once(chosen, problem, direction, context, owners)
+    if lse:
+        assert owners is not None
+        program = proved_plan(lse_to_owners(program.plan, owners[0]), owners)
+    if wider:  # the same tasks, so that they start from what the plain forward plan leaves
+        wide = replace(problem, head_dim_v=problem.head_dim_v + wider)
+        program = proved_plan(replace(program.plan, problem=wide), owners)
     sent, received = (dict(enumerate(side)) for side in traffic(program.plan))
-    facts = _facts(program.plan)
+    facts = _facts(program.plan, lse=lse)
     return Ready(program, sent, received, facts, digest_of(facts))
 
 
-def _facts(plan: Plan) -> Facts:
+def _facts(plan: Plan, *, lse: bool) -> Facts:
     """Name what ranks must have in common: the call, every field of its problem, the plan."""
     problem = plan.problem
     kind = "attend" if problem.hidden is None else "attention_layer"
     named = {**spelled(problem), "round_sent": problem.round_sent}
     return (
-        ("call", f"{kind} {plan.direction.value}"),
+        ("call", f"{kind} {plan.direction.value}{' with lse' if lse else ''}"),
         ("strategy", plan.strategy),
         *((name, str(value)) for name, value in named.items()),
         ("plan", plan.hash),

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from harness.execute import kernels, projections
+from harness.execute.shards import positions_of
 from harness.execute.transport import Handle, Transport
 from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import Call, lower
@@ -117,6 +118,7 @@ class _Work(NamedTuple):
     """One kernel call of a tile, with what it reads and where its results go."""
 
     call: Call
+    change: kernels.ScoreChange | None
     q_heads: OffsetRange
     kv_heads: OffsetRange
     reads: Mapping[Tensor, torch.Tensor]
@@ -457,13 +459,29 @@ class _Interpreter:
         work = self._forward if tile.direction is Direction.FORWARD else self._backward
         for call in calls:
             for q_heads, kv_heads in by_heads:
-                work(_Work(call, q_heads, kv_heads, reads, writes, fresh))
+                change = self._change(tile, call, q_heads)
+                work(_Work(call, change, q_heads, kv_heads, reads, writes, fresh))
         self._begin(fresh)
+
+    def _change(self, tile: Tile, call: Call, heads: OffsetRange) -> kernels.ScoreChange | None:
+        """What becomes of a call's scores; None = nothing."""
+        softcap, alibi = self.problem.softcap, self.problem.alibi
+        if alibi is None:
+            return None if softcap is None else kernels.ScoreChange(softcap=softcap)
+        slopes = [alibi[head] for head in head_sets.members(tile.heads)][slice(*heads)]
+        q, k = (
+            positions_of(self.plan.chunks(piece), self.device)[slice(*part)]
+            for piece, part in zip(tile.reads[:2], (call.rows, call.cols), strict=True)
+        )
+        on_device = torch.tensor(slopes, dtype=self.acc, device=self.device)
+        return kernels.ScoreChange(softcap=softcap, slopes=on_device, q=q, k=k)
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
         with self.watch.in_kernel():
-            out, lse = kernels.attend(q, k, v, work.call.mask, self.problem.softmax_scale)
+            out, lse = kernels.attend(
+                q, k, v, work.call.mask, self.problem.softmax_scale, work.change
+            )
         cut = (work.call.rows, work.q_heads)
         self._accumulate_out(work.writes, cut, out, lse, work.fresh)
 
@@ -475,7 +493,7 @@ class _Interpreter:
         kernel = kernels.attend_backward_delta if by_delta else kernels.attend_backward
         mask, scale = work.call.mask, self.problem.softmax_scale
         with self.watch.in_kernel():
-            dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale)
+            dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale, work.change)
         on_q, on_kv = (work.call.rows, work.q_heads), (work.call.cols, work.kv_heads)
         self._accumulate(work.writes[0], on_q, dq, work.fresh)
         self._accumulate(work.writes[1], on_kv, dk, work.fresh)

@@ -27,13 +27,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from harness.errors import UnsupportedError
-from harness.execute import kernels_cuda, row_blocks
+from harness.execute import kernels_cuda, row_blocks, scored
 from harness.execute.kernels_cuda import Six, Triple
+from harness.execute.scored import ScoreChange
 from harness.plan.masks import Mask, MaskKind
 
 __all__ = [
     "Mask",
     "MaskKind",
+    "ScoreChange",
     "accumulator_dtype",
     "add",
     "attend",
@@ -76,7 +78,9 @@ def capabilities() -> dict[str, str]:
 
 
 @torch.no_grad()
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, change: ScoreChange | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend from q to k and v in one kernel call.
 
     Args:
@@ -85,6 +89,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
         v: `(B, G, T, E)`.
         mask: Which keys a query meets; its ranges are S and T long.
         scale: Factor of the scores, usually `D ** -0.5`.
+        change: What becomes of the scaled scores; None = nothing, as flash kernels have it.
 
     Returns:
         `(out, lse)`: out `(B, H, S, E)` in the dtype of q, lse `(B, H, S)` in the accumulator
@@ -102,6 +107,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[T
     if 0 in (q.numel(), k.numel()):
         out = q.new_zeros((batch, heads, seqlen, dim_v))
         return out, q.new_full((batch, heads, seqlen), -torch.inf, dtype=dtype)
+    if change is not None:
+        return scored.forward(merge_, q, k, v, mask, scale, change)
     width = max(q.shape[3], dim_v)
     q, k, v = (_aligned(_widen(x, width)) for x in (q, k, v))
     if mask.kind in _BY_POSITION:
@@ -124,6 +131,7 @@ def attend_backward(
     lse: Tensor,
     mask: Mask,
     scale: float,
+    change: ScoreChange | None = None,
 ) -> Triple:
     """Return what the keys of this call add to the gradients of a larger softmax.
 
@@ -139,6 +147,7 @@ def attend_backward(
         lse: Its log-sum-exp, `(B, H, S)`, accumulator dtype; -inf = the row met no key at all.
         mask: As in the forward call.
         scale: As in the forward call.
+        change: As in the forward call.
 
     Returns:
         `(dq, dk, dv)` shaped and typed as q, k, v; strided as the kernel left them, which may be a
@@ -151,6 +160,9 @@ def attend_backward(
     _check_rows(q, v, lse, dout=dout, out=out)
     if 0 in (q.numel(), k.numel()):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if change is not None:
+        by_row = (out.to(lse.dtype) * dout).sum(dim=-1)
+        return scored.backward((dout, q, k, v, by_row, lse), mask, scale, change)
     dims = (q.shape[3], v.shape[3])
     dout, q, k, v, out = (_widen(x, max(dims)) for x in (dout, q, k, v, out))
     return _backward((dout, q, k, v, out, lse), mask, scale, dims=dims)
@@ -166,6 +178,7 @@ def attend_backward_delta(
     lse: Tensor,
     mask: Mask,
     scale: float,
+    change: ScoreChange | None = None,
 ) -> Triple:
     """As `attend_backward`, given `delta = rowsum(dout * out)` instead of the output itself.
 
@@ -187,6 +200,7 @@ def attend_backward_delta(
         lse: As in `attend_backward`.
         mask: As in `attend_backward`.
         scale: As in `attend_backward`.
+        change: As in `attend_backward`.
 
     Returns:
         As `attend_backward`.
@@ -201,6 +215,8 @@ def attend_backward_delta(
         raise ValueError(msg)
     if 0 in (q.numel(), k.numel()):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if change is not None:
+        return scored.backward((dout, q, k, v, delta, lse), mask, scale, change)
     dims = (q.shape[3], v.shape[3])
     dim_v = dims[1]
     columns = 1 if q.dtype == delta.dtype else 3

@@ -58,6 +58,14 @@ def initial_inputs(
     }
 
 
+def positions_of(chunks: Iterable[range], device: torch.device) -> torch.Tensor:
+    """Positions of chunks one after another, `(tokens,)` int64."""
+    parts = [
+        torch.arange(c.start, c.stop, c.step, dtype=torch.int64, device=device) for c in chunks
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
+
+
 def take(plan: Plan, tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Copy the tokens and heads of a piece out of a global tensor."""
     heads = list(head_sets.members(piece.heads))

@@ -7,6 +7,7 @@ time, so that the largest tensor is `(S, T)`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -15,8 +16,36 @@ from torch import Tensor
 Results: TypeAlias = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What is done to scores besides scaling and masking; nothing by default.
+
+    Attributes:
+        softcap: Scores become `softcap * tanh(score / softcap)`; None = they stay.
+        alibi: `(H,)`: then loses the slope of its head times |query - key|; None = nothing.
+        sinks: `(H,)`: a logit of each head that takes part in the sum of exponentials and adds
+            nothing to out; None = there is none.
+    """
+
+    softcap: float | None = None
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN = Scores()
+"""Scores as they are."""
+
+
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, dout: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    scale: float,
+    dout: Tensor | None = None,
+    *,
+    dlse: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> dict[str, Tensor]:
     """Attend in float64, whatever the dtype of the inputs.
 
@@ -27,27 +56,40 @@ def reference(
         allowed: Bool `(S, T)`: which query meets which key.
         scale: Factor of the scores.
         dout: Gradient of out, `(B, H, S, E)`; None = no backward.
+        dlse: Gradient of lse, `(B, H, S)`; None = 0.
+        scores: What else is done to the scores.
 
     Returns:
-        "out" `(B, H, S, E)` and "lse" `(B, H, S)`, and with dout also "dq", "dk", "dv"; float64.
-        A row that meets no key has out 0, lse -inf, and takes no part in a gradient.
+        "out" `(B, H, S, E)` and "lse" `(B, H, S)`, and with dout also "dq", "dk", "dv", with sinks
+        "dsinks" `(H,)`; float64. A row that meets no key has out 0, takes no part in a gradient,
+        and its lse is -inf or the sink.
     """
-    return _dense(q, k, v, allowed, scale, dout, torch.float64)
+    return _dense(q, k, v, allowed, scale, dout, torch.float64, dlse, scores)
 
 
 def naive_twin(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, dout: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    scale: float,
+    dout: Tensor | None = None,
+    *,
+    dlse: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> dict[str, Tensor]:
     """Do the same mathematics in the precision of the inputs, each step rounded to it.
 
     Its distance from `reference` is what the precision itself costs on these inputs; the tolerance
     of a kernel is built on it. Arguments and results as `reference`, in the dtype of q.
     """
-    return _dense(q, k, v, allowed, scale, dout, q.dtype)
+    return _dense(q, k, v, allowed, scale, dout, q.dtype, dlse, scores)
 
 
 @torch.no_grad()
-def spreads(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> tuple[float, float]:
+def spreads(
+    q: Tensor, k: Tensor, allowed: Tensor, scale: float, scores: Scores = PLAIN
+) -> tuple[float, float]:
     """Return how concentrated the weights are: root sums of squares, by query and by key.
 
     Args:
@@ -55,6 +97,7 @@ def spreads(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> tuple[float,
         k: As in `reference`.
         allowed: As in `reference`.
         scale: As in `reference`.
+        scores: As in `reference`; sinks are left out, as if they had no weight.
 
     Returns:
         The largest `sqrt(sum_j p_ij^2)` over queries (1 = all weight on one key), and the largest
@@ -72,7 +115,8 @@ def spreads(q: Tensor, k: Tensor, allowed: Tensor, scale: float) -> tuple[float,
         for g in range(k.shape[1]):
             keys_T = torch.zeros(k.shape[2], dtype=torch.float64)
             for h in range(g * group, (g + 1) * group):
-                scores_ST = (q[b, h] @ k[b, g].T).mul_(scale).masked_fill_(barred, -torch.inf)
+                scores_ST = _changed((q[b, h] @ k[b, g].T).mul_(scale), scores, h)
+                scores_ST.masked_fill_(barred, -torch.inf)
                 weights_ST = torch.softmax(scores_ST, dim=1).nan_to_num_(0.0)  # an empty row
                 del scores_ST
                 squares_ST = weights_ST.square_()
@@ -91,6 +135,8 @@ def _dense(
     scale: float,
     dout: Tensor | None,
     dtype: torch.dtype,
+    dlse: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> dict[str, Tensor]:
     _check(q, k, v, allowed, dout)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -103,6 +149,8 @@ def _dense(
     if dout is not None:
         dout = dout.to(dtype)
         result |= {f"d{name}": torch.zeros_like(x) for name, x in (("q", q), ("k", k), ("v", v))}
+        if scores.sinks is not None:
+            result["dsinks"] = q.new_zeros(heads)
     if k.shape[2] == 0:
         return result
     barred = ~allowed
@@ -111,11 +159,21 @@ def _dense(
             g = h // group
             q_SD, k_TD, v_TE = q[b, h], k[b, g], v[b, g]
             # In place, for memory: of three matrices of queries x keys at once at the most.
-            weights_ST = (q_SD @ k_TD.T).mul_(scale).masked_fill_(barred, -torch.inf)
+            weights_ST = (q_SD @ k_TD.T).mul_(scale)
+            slope_ST = None
+            if scores.softcap is not None:  # what a capped score changes by
+                slope_ST = 1 / torch.cosh(weights_ST / scores.softcap) ** 2
+            weights_ST = _changed(weights_ST, scores, h)
+            weights_ST.masked_fill_(barred, -torch.inf)
             top_S1 = weights_ST.amax(dim=1, keepdim=True)
+            if scores.sinks is not None:
+                top_S1 = top_S1.clamp_(min=float(scores.sinks[h].to(dtype)))
             top_S1 = torch.where(top_S1 == -torch.inf, 0.0, top_S1)
             weights_ST.sub_(top_S1).exp_()
             sums_S1 = weights_ST.sum(dim=1, keepdim=True)
+            if scores.sinks is not None:
+                sink_S1 = torch.exp(scores.sinks[h].to(dtype) - top_S1)
+                sums_S1 = sums_S1 + sink_S1
             result["lse"][b, h] = (top_S1 + torch.log(sums_S1)).squeeze(1)
             weights_ST.div_(torch.where(sums_S1 > 0, sums_S1, 1.0))  # an empty row's are all 0
             out_SE = weights_ST @ v_TE
@@ -125,11 +183,31 @@ def _dense(
             dout_SE = dout[b, h]
             dscores_ST = dout_SE @ v_TE.T  # of the weights, until they are in
             delta_S1 = (weights_ST * dscores_ST).sum(dim=1, keepdim=True)
+            if dlse is not None:
+                delta_S1 = delta_S1 - dlse[b, h].to(dtype)[:, None]
+            if scores.sinks is not None:
+                result["dsinks"][h] -= (sink_S1 / sums_S1 * delta_S1).sum()
             dscores_ST.sub_(delta_S1).mul_(weights_ST).mul_(scale)
+            if slope_ST is not None:
+                dscores_ST.mul_(slope_ST)
             result["dq"][b, h] = dscores_ST @ k_TD
             result["dk"][b, g] += dscores_ST.T @ q_SD
             result["dv"][b, g] += weights_ST.T @ dout_SE
     return result
+
+
+def _changed(scores_ST: Tensor, scores: Scores, head: int) -> Tensor:  # noqa: N803  # shape suffix
+    """Cap scaled scores, then lower them by distance; may change them in place."""
+    if scores.softcap is not None:
+        scores_ST = scores.softcap * torch.tanh(scores_ST / scores.softcap)
+    if scores.alibi is not None:
+        scores_ST = scores_ST - _distance(scores_ST) * scores.alibi[head].to(scores_ST.dtype)
+    return scores_ST
+
+
+def _distance(scores_ST: Tensor) -> Tensor:  # noqa: N803  # shape suffix
+    rows, cols = (torch.arange(size, dtype=torch.float64) for size in scores_ST.shape)
+    return (rows[:, None] - cols).abs().to(scores_ST.dtype)
 
 
 def layer(

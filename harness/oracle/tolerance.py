@@ -19,6 +19,7 @@ size of the terms that cancel:
     dk    rho_k |dout| |v| |q| softmax_scale
     dv    rho_k |dout|
 
+A gradient of lse adds `|dlse|` to `|dout| |v|`, and a sink's gradient has that sum as its scale.
 `|x|` is the largest magnitude in x. rho_q is the largest `sqrt(sum_j p_ij^2)` of a query and rho_k
 the largest `sqrt(sum_i p_ij^2)` of a key (over all queries of its group): each weight carries an
 independent rounding, so their sum grows as the root of the sum of squares. rho_q is 1 where a query
@@ -61,7 +62,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.oracle.dense import layer, naive_twin, reference, spreads
+from harness.oracle.dense import PLAIN, Scores, layer, naive_twin, reference, spreads
 
 FLOAT64_LIMIT = 1e-12
 _ROUNDED = {"out": (2, 3.0), "lse": (2, 1 / 64), "y": (2, 3.0)}
@@ -107,7 +108,15 @@ class Verdict:
 
 
 def calibrate(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, scale: float, dout: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    *,
+    scale: float,
+    dout: Tensor | None = None,
+    dlse: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> Tolerance:
     """Run the oracle and its twin on these inputs, once for any number of results to judge.
 
@@ -118,15 +127,18 @@ def calibrate(
         allowed: Bool `(S, T)`.
         scale: Factor of the scores.
         dout: Gradient of out, `(B, H, S, E)`; None = judge the forward only.
+        dlse: Gradient of lse, `(B, H, S)`; None = 0.
+        scores: What else is done to the scores.
     """
-    ref = reference(q, k, v, allowed, scale, dout)
-    scales = _scales(ref, (q, k, v), allowed, scale, dout)
+    ref = reference(q, k, v, allowed, scale, dout, dlse=dlse, scores=scores)
+    scales = _scales(ref, (q, k, v), allowed, scale, dout, dlse, scores)
     if q.dtype == torch.float64:
         twin_errors = dict.fromkeys(ref, 0.0)
     else:
-        twin = naive_twin(q, k, v, allowed, scale, dout)
+        twin = naive_twin(q, k, v, allowed, scale, dout, dlse=dlse, scores=scores)
         if q.dtype != torch.float32:
-            twin["lse"] = naive_twin(q.float(), k.float(), v.float(), allowed, scale)["lse"]
+            wide = naive_twin(q.float(), k.float(), v.float(), allowed, scale, scores=scores)
+            twin["lse"] = wide["lse"]
         twin_errors = {name: _error(twin[name], ref[name], scales[name]) for name in ref}
     return Tolerance(
         dtype=q.dtype, head_dim=q.shape[3], reference=ref, scales=scales, twin_errors=twin_errors
@@ -184,16 +196,22 @@ def _scales(
     allowed: Tensor,
     scale: float,
     dout: Tensor | None,
+    dlse: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> dict[str, float]:
     """What an error of each of an attention's results is divided by."""
     q, k, v = qkv
-    rho_q, rho_k = spreads(q, k, allowed, scale)
+    rho_q, rho_k = spreads(q, k, allowed, scale, scores)
     terms = {"out": rho_q * _largest(v), "lse": 1.0}
     if dout is not None:
         through = _largest(dout) * _largest(v) * abs(scale)
+        if dlse is not None:
+            through += _largest(dlse) * abs(scale)
         terms["dq"] = rho_q * through * _largest(k)
         terms["dk"] = rho_k * through * _largest(q)
         terms["dv"] = rho_k * _largest(dout)
+        if scores.sinks is not None:
+            terms["dsinks"] = through / abs(scale)
     return {name: max(_largest(ref[name]), term) for name, term in terms.items()}
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from patterns import is_spelled_out
-from patterns.kind import integer
+from patterns.kind import integer, real
 from patterns.pattern import Pattern
 
 MOST_RANKS = 1024
@@ -58,6 +58,10 @@ class Problem:
         hidden: Model width, for plans of whole layers; None = attention only.
         rotary: Base of the rotary angles of q and k, for plans of whole layers; None = not rotated.
         round_sent: Partial dq, dk and dv cross between ranks in `dtype`, not as they are kept.
+        scale: Factor of the scores, above 0; None = head_dim ** -0.5, and what equals that is None.
+        softcap: Scores s become softcap * tanh(s / softcap); None = they stay as they are.
+        alibi: Of each query head, what a score loses for each position between query and key; None
+            = nothing.
     """
 
     pattern: Pattern
@@ -71,6 +75,9 @@ class Problem:
     hidden: int | None = None
     rotary: float | None = None
     round_sent: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    alibi: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Take numbers of any kind and check them; raises ValueError with value and rule."""
@@ -94,6 +101,7 @@ class Problem:
                 f"heads_kv ({self.heads_kv}) must divide heads_q ({self.heads_q}); "
                 f"try one of {divisors}"
             )
+        self._check_scores()
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
 
@@ -111,6 +119,28 @@ class Problem:
                 f"head_dim ({self.head_dim}) must be even to be rotated in pairs; "
                 f"try {self.head_dim + 1}"
             )
+
+    def _check_scores(self) -> None:
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if type(value) is not float:
+                object.__setattr__(self, name, real(name, value))
+            if not 0 < getattr(self, name) < math.inf:  # false of NaN as well
+                raise ValueError(
+                    f"{name} ({value}) must be finite and above 0"
+                    + ("; turn the sign of q for a negative one" if name == "scale" else "")
+                )
+        if self.scale == float(self.head_dim) ** -0.5:
+            object.__setattr__(self, "scale", None)
+        if self.alibi is not None:
+            slopes = tuple(real("alibi", slope) for slope in self.alibi)
+            object.__setattr__(self, "alibi", slopes)
+            if len(slopes) != self.heads_q or not all(map(math.isfinite, slopes)):
+                raise ValueError(
+                    f"alibi ({slopes}) must be one finite slope for each of {self.heads_q} heads"
+                )
 
     @property
     def seqlen_q(self) -> int:
@@ -158,12 +188,12 @@ class Problem:
     @property
     def softmax_scale(self) -> float:
         """Factor on q.k before the softmax: head_dim ** -0.5 (arXiv:1706.03762, section 3.2.1)."""
-        scale: float = float(self.head_dim) ** -0.5
+        scale: float = float(self.head_dim) ** -0.5 if self.scale is None else self.scale
         return scale
 
 
 def spelled(problem: Problem) -> dict[str, object]:
-    """Return what a problem is, for JSON; without `round_sent`, which few have.
+    """Return what a problem is, for JSON; without `round_sent`, and without what it leaves open.
 
     Where the text of a pattern does not say what it allows, as that of a file, its content does.
     """
@@ -183,7 +213,12 @@ def spelled(problem: Problem) -> dict[str, object]:
         "cp": problem.cp,
         "hidden": problem.hidden,
         "rotary": problem.rotary,
+        **{name: value for name in _SELDOM if (value := getattr(problem, name)) is not None},
     }
+
+
+_SELDOM = ("scale", "softcap", "alibi")
+"""What few problems have: the others are spelled, and hashed, without."""
 
 
 @lru_cache(maxsize=65536)

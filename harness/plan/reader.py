@@ -83,6 +83,7 @@ _PROBLEM: Mapping[str, tuple[type, ...]] = {
     "pattern": (str,),
     "pattern_content": (str,),
     "dtype": (str,),
+    "alibi": (list,),
 }
 """The types of a plan's and a problem's fields in JSON."""
 
@@ -134,6 +135,8 @@ def _read_problem(raw: object) -> Problem:
         )
     if "dtype" in rest:
         rest["dtype"] = one_of("problem.dtype", rest["dtype"], Dtype)
+    if "alibi" in rest:
+        rest["alibi"] = each("problem.alibi", rest["alibi"], _slope)
     return Problem(pattern=pattern, **rest)
 
 
@@ -141,6 +144,10 @@ def _table(name: str, raw: list[object]) -> tuple[range, ...]:
     if len(raw) > MOST_CHUNKS:
         raise ValueError(f"{name} has {len(raw)} chunks; it must have at most {MOST_CHUNKS}")
     return each(name, raw, _chunk)
+
+
+def _slope(raw: object) -> float:
+    return float(typed("slope", raw, int, float))
 
 
 def _chunk(raw: object) -> range:

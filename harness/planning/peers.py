@@ -242,6 +242,12 @@ def _numbers(own: Peer, problem: Problem) -> Iterable[_Rule]:
         f"head_dim of v ({problem.head_dim_v}) must be that of q ({problem.head_dim})",
         (),
     )
+    changed = [x for x in ("scale", "softcap", "alibi") if getattr(problem, x) is not None]
+    yield (
+        bool(changed),
+        f"{', '.join(changed)} must be left out: it is called with its own defaults",
+        (),
+    )
     yield (
         own.function == "llama3" and problem.batch != 1,
         f"batch ({problem.batch}) must be 1: its packed form has no batch",

@@ -35,7 +35,15 @@ def proved(
         UnsupportedError: The strategy cannot do this problem.
         PlanError: The plan is wrong, or its tokens lie elsewhere than their owners have them.
     """
-    plan = chosen.plan(problem, direction, context)
+    return proved_plan(chosen.plan(problem, direction, context), owners)
+
+
+def proved_plan(plan: Plan, owners: Owners | None = None) -> Program:
+    """Prove a plan that is there, such as one that a pass has changed.
+
+    Raises:
+        PlanError: As `proved`.
+    """
     if owners is None:
         return verify(plan)
     _check_cut(plan, owners)

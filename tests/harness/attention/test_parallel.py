@@ -452,16 +452,80 @@ def test_shards_cover_the_sequence_and_positions_say_which(strategy: str, seqlen
     assert sorted(torch.cat(parts, dim=1)[0].tolist()) == list(range(100, 100 + seqlen))
 
 
-def test_a_gradient_flows_through_shard_and_is_refused_by_unshard() -> None:
+def test_gradients_flow_through_shard_and_unshard() -> None:
     cp = context_parallel(seqlen=5, heads_q=2)
     x = torch.randn(5, 3, requires_grad=True)
-    part = cp.shard(x, dim=0)
-    with pytest.raises(ValueError, match=r"no gradient passes it; give it part\.detach\(\)"):
-        cp.unshard(part, dim=0)
-    assert torch.equal(cp.unshard(part.detach(), dim=0), x)
-    part.sum().backward()
+    whole = cp.unshard(cp.shard(x, dim=0), dim=0)
+    assert torch.equal(whole, x)
+    weight = torch.arange(15.0).view(5, 3)
+    (whole * weight).sum().backward()
     assert x.grad is not None
-    assert torch.equal(x.grad, torch.ones_like(x))
+    assert torch.equal(x.grad, weight)
+
+
+def gathered_gradient(names: tuple[str, ...], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Each rank weighs the whole by another number; its part's gradient and its positions."""
+    found = []
+    for name in names:
+        cp = context_parallel(seqlen=23, heads_q=6, strategy=name)
+        part = torch.ones(2, len(cp.positions), 7, dtype=dtype, requires_grad=True)
+        by_token = (torch.arange(23) + 100 * (cp.rank + 1)).to(dtype)
+        (cp.unshard(part, dim=1) * by_token[:, None]).sum().backward()
+        assert part.grad is not None
+        found.append((part.grad, cp.positions))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_unshard_sums_the_gradients_of_all_ranks(dtype: torch.dtype) -> None:
+    for answers in ranks(3).run(gathered_gradient, ("zigzag", "stripe", "ring"), dtype):
+        for grad, positions in answers:
+            each = [(positions + 100 * (rank + 1)).to(dtype).double() for rank in range(3)]
+            expected = sum(each[1:], each[0]).to(dtype)
+            assert torch.equal(grad, expected[None, :, None].expand(2, -1, 7))
+
+
+def test_positions_are_made_once_and_again_after_a_change() -> None:
+    cp = context_parallel(seqlen=37, heads_q=6, strategy="stripe")
+    first = cp.positions
+    assert cp.positions is first
+    first += 1
+    assert torch.equal(cp.positions, torch.arange(37))
+    with torch.inference_mode():
+        assert torch.equal(context_parallel(seqlen=5, heads_q=2).positions, torch.arange(5))
+    assert replace(cp, queries=Sharding((range(37),), ((0,),))).positions is not cp.positions
+
+
+# Plans made ahead ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_what_was_prepared_is_not_planned_in_the_step(
+    lse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = f"documents:lengths=9+{11 + lse}+{17 - lse}"  # planned by no other test
+    cp = context_parallel(seqlen=37, heads_q=6, heads_kv=2, pattern=pattern)
+    asked = {"scale": 0.3, "softcap": 0.7}
+    cp.prepare(head_dim=8, head_dim_v=5, batch=2, dtype=torch.float64, lse=lse, **asked)
+
+    def too_late(*_: object) -> None:
+        raise AssertionError("planned in the step")
+
+    monkeypatch.setattr("harness.attention.ready.verify", too_late)
+    q, k, v, dout = leaves(problem(pattern, 37, (6, 2), dims=(8, 5), cp=1))
+    if lse:
+        out, sums = cp.attend(q, k, v, lse=True, **asked)
+        torch.autograd.backward([out, sums], [dout, torch.ones_like(sums)])
+    else:
+        cp.attend(q, k, v, **asked).backward(dout)
+    with pytest.raises(AssertionError, match="planned in the step"):
+        cp.attend(q, k, v, scale=0.4)
+
+
+def test_what_cannot_be_attended_cannot_be_prepared() -> None:
+    cp = context_parallel(seqlen=37, heads_q=6, heads_kv=2)
+    with pytest.raises(UnsupportedError, match=r"prepare: there is no attention in torch\.int64"):
+        cp.prepare(head_dim=8, dtype=torch.int64)
 
 
 def test_an_axis_that_holds_no_tokens_is_refused() -> None:
