@@ -23,7 +23,7 @@ class HarnessError(Exception):
 
 
 def told(error: BaseException) -> str:
-    """What an error says to a user: those raised on purpose speak for themselves."""
+    """Message of an error for a user; an unexpected error is marked as internal, with its type."""
     try:
         text = str(error)
     except Exception as other:  # the error's own text may raise as well

@@ -17,7 +17,7 @@ from harness.planning.strategy import Context
 
 
 class Everything(NamedTuple):
-    """What `run_all` leaves behind: results of all ranks together, by the oracle's names.
+    """Result of `run_all`: the global tensors, by the oracle's names.
 
     Attributes:
         results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.

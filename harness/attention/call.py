@@ -17,7 +17,7 @@ from harness.proved.plans import Owners
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a rank needs to run either direction.
+    """One call of attention: all that a rank needs to run either direction.
 
     Attributes:
         strategy: Who computes what and who sends what.

@@ -1,4 +1,4 @@
-"""What a user gives: tensors that attention can take, or a refusal at the call with the way out."""
+"""Checks of a user's tensors: bad ones are refused at the call, with the way out."""
 
 from collections.abc import Iterable
 
@@ -104,10 +104,10 @@ def refuse_dropout(dropout_p: float) -> None:
 
 
 def check_name(what: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse what is no text where a name is asked for.
+    """Refuse a value that is not a text where a name is expected.
 
     Raises:
-        ValueError: It is none; lists the names.
+        ValueError: The value is not a text; the choices are listed.
     """
     if not isinstance(value, str):
         raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors

@@ -293,7 +293,7 @@ def context_parallel(
         pattern: Name with parameters, such as `window:left=128`, or a pattern; see `patterns`.
         seqlen_kv: Key tokens, for cross-attention; None = `seqlen`.
         group: The ranks: a process group, or a mesh of one axis such as `mesh["cp"]`; None = the
-            default group, or this process alone if there is none.
+            default group, or this process alone without one.
         context: What the planner may know of the cluster.
 
     Raises:

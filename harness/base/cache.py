@@ -1,6 +1,6 @@
 """Where what took long to make is kept between runs, what makes it stale, and how much it may be.
 
-A file is a line with a checksum and, behind it, what is kept:
+A file is a line with a checksum, followed by the stored value:
 
     6b51d431df5d7f14...     SHA-256 of the name of the file and its folder, and of all that follows
     {"forward": ...}
@@ -123,7 +123,7 @@ def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
 
     Args:
         path: The file.
-        read: Turns what is kept into what is wanted.
+        read: Turns the stored value into the wanted one.
     """
     try:
         checksum, _, content = read_regular(path).partition(b"\n")

@@ -37,7 +37,7 @@ def judged(kind: object, name: str, value: object) -> Any:  # noqa: ANN401  # of
         value: From JSON, or typed already.
 
     Raises:
-        ValueError: It is of another type, or its type's own reader refuses it.
+        ValueError: The value has another type, or the reader of its type refuses it.
     """
     return _reader(kind)(name, value)
 

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 VARIABLE, DEFAULT_MIB = "CPBENCH_MEMORY_MIB", 256
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""What lives anyway, whoever refers to it."""
+"""Types whose values live as long as the process, so references to them cost nothing."""
 _LONG = 1024
 
 

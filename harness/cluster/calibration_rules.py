@@ -1,4 +1,4 @@
-"""What the values of a calibration must be: a file may come from anywhere, and a NaN from a fit.
+"""Rules for the values of a calibration: a file may come from anywhere, and a NaN from a fit.
 
 A value that breaks its rule would not stop a prediction: it would make it silently wrong, or search
 without end. So every number has bounds, as wide as any machine or fit needs; the unit is the end of

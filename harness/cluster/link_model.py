@@ -67,7 +67,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """What a whole plan leaves of a link.
+    """Slowdown of a link by the other transfers and kernels of a plan.
 
     Attributes:
         handshake_s: Time until both ends of a transfer have found one another.

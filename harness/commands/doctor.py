@@ -58,7 +58,7 @@ def _print(console: Output, facts: Mapping[str, object], findings: Sequence[Find
         if finding.remedy:
             remedies.setdefault(finding.remedy, []).append(finding.name)
     if remedies:
-        console.print("\nto have what is missing:")
+        console.print("\nto add missing parts:")
     for remedy, names in remedies.items():
         console.print(f"{', '.join(names)}: {remedy}")
 

@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks, and what for."""
+"""Facts about this machine for `doctor`: what is present or missing, and its use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a verb shows: tables on stdout, and live progress on stderr."""
+"""Output of a verb: tables on stdout, and live progress on stderr."""
 
 import shutil
 import sys

@@ -27,7 +27,7 @@ from harness.proved.plans import proved_once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a legal strategy costs, on the busiest or fullest rank.
+    """Costs of a supported configuration, on the busiest or fullest rank.
 
     Attributes:
         volume_bytes: Received in the forward pass of one layer, counted in the plan.

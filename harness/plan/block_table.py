@@ -25,7 +25,7 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAccount:
-    """What one rank computes, needs and moves.
+    """Work, needs and traffic of one rank.
 
     Attributes:
         A: Query chunks that it attends and does not own.

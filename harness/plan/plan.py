@@ -73,7 +73,7 @@ class Plan:
 
     @cached_property
     def _tokens(self) -> dict[tuple[Tensor, tuple[int, ...]], int]:
-        """What `tokens` has counted: every consumer asks for the same few pieces again."""
+        """Memo of `tokens`: every consumer asks for the same few pieces again."""
         return {}
 
     def rows(self, piece: Piece, chunks: Sequence[int]) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Plan:
 
     @cached_property
     def _rows(self) -> dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
-        """What `rows` has found: each run of a plan asks for the same."""
+        """Memo of `rows`: each run of a plan asks for the same."""
         return {}
 
     @cached_property

@@ -264,7 +264,7 @@ class _Homecoming:
 
 
 class _Work:
-    """What an allocation asks of each rank, in order.
+    """Work and transfers of each rank under an allocation, in order.
 
     Attributes:
         owner: Rank that owns each chunk.

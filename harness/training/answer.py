@@ -13,7 +13,7 @@ from harness.training.step_time import StepTime, step_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of each strategy.
+    """Question that each strategy is asked.
 
     Attributes:
         model: What is trained.

@@ -1,4 +1,4 @@
-"""What fills a GPU while a model trains: its states, the block at hand, and attention's ledger.
+"""Memory of a GPU while a model trains: model states, the block at hand, attention's ledger.
 
 The peak is the largest of four phases of a block: forward (run again from its input), the MLP's
 backward, attention's backward, and the loss after the last block. `A` is one hidden state of a

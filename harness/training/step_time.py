@@ -87,12 +87,12 @@ class StepTime:
 
     @property
     def launch_s(self) -> float:
-        """What does not grow with the context."""
+        """Seconds that do not grow with the context."""
         return self.terms["launch"] + self.terms["optimizer"]
 
     @property
     def quadratic_s(self) -> float:
-        """What grows with its square."""
+        """Seconds that grow with the square of the context."""
         return self.terms["attention"]
 
     @property

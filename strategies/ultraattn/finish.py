@@ -31,7 +31,7 @@ class ReportedPlan:
 
     @property
     def seconds(self) -> float:
-        """What the plan takes by its timeline."""
+        """Seconds of the plan, by its timeline."""
         seconds: float = self.report["makespan_s"]
         return seconds
 

@@ -1,4 +1,4 @@
-"""What all steps of one planning share: the problem, the mode and the machine."""
+"""State that all steps of one planning share: the problem, the mode and the machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

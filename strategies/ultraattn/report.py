@@ -1,4 +1,4 @@
-"""What tilings came to, and by which rule: for people and for JSON.
+"""Results of tilings, and the rules they are counted by: for people and for JSON.
 
 Tilings of one planner are weighed and capped by different rules (see `published` of
 `planning.PlanningMode`), so that a value without its rule says little.

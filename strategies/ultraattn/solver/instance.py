@@ -1,4 +1,4 @@
-"""What an assignment of blocks to devices costs: work, chunks needed, received and sent.
+"""Costs of assigning blocks to devices: work, and chunks needed, received and sent.
 
 Per device, in chunks: A = rows (query chunks) that it needs and does not own, B = columns (key
 chunks) likewise, C = its own rows needed elsewhere, D = its own columns needed elsewhere; a chunk

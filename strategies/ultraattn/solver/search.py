@@ -199,7 +199,7 @@ class Chains:
     def _change(
         self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints
     ) -> Floats:
-        """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
+        """Cost added by moving `block` from `old` to `new`, after `before` moved the other way."""
         t, n = self.tables, self.n
         result: Floats = t.block_need[block * n + new] - t.block_need[block * n + old]
         for line, counts, needs in (
@@ -386,7 +386,7 @@ class ManyChains:
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop in any case.
-            target: Lowest maximum that is of use.
+            target: Lowest maximum worth reaching.
             volume: Keep the maximum at most `target` and lower the volume to this instead.
         """
         if not len(self.chains.tables.free) or self._done(target, volume):

@@ -54,7 +54,7 @@ class SingleChain:
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop.
-            target: Lowest maximum that is of use.
+            target: Lowest maximum worth reaching.
         """
         self._target = target
         while len(self._chain.tables.free) and not self._done:
