@@ -16,7 +16,7 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 11    | sweep       | suites of cells, and the simulation of those that are simulated            |
 | 11    | reproduce   | published figures beside ours                                              |
 | 10    | attention   | context parallelism for a user's own model                                 |
-| 10    | explain     | is a configuration supported? volumes, and what is legal nearby            |
+| 10    | explain     | is a configuration supported? volumes, and the nearest supported ones      |
 | 10    | prepare     | what cells run and are priced by: plans of both directions, scalable plans |
 | 10    | report      | from records to tables and summaries                                       |
 | 10    | training    | a model's training step: memory, longest context, seconds                  |

@@ -63,7 +63,7 @@ class PlanError(HarnessError):
         rule: The rule, as a sentence.
         rank: The rank where it breaks; None when no single rank is at fault.
         task: Index of the task that breaks it; None when a task is missing.
-        detail: What was found.
+        detail: The finding that breaks the rule.
     """
 
     def __init__(self, rule: str, *, rank: int | None, task: int | None, detail: str = "") -> None:

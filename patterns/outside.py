@@ -48,7 +48,7 @@ def find(name: str, group: str, kind: type[T]) -> T | None:
     Args:
         name: As `split_name` gave it.
         group: Entry points that count as names.
-        kind: What it must be.
+        kind: The expected type.
 
     Raises:
         ValueError: It cannot be imported, is not there, or is something else; says only what.

@@ -111,7 +111,7 @@ class Shape:
         }
 
     def __str__(self) -> str:
-        """Name it in a list of what was left out."""
+        """Name it in the list of omitted parts."""
         mask = "causal" if self.causal else "full"
         return f"{self.direction.value} {mask} {self.rows} x {self.columns}, {self.heads} heads"
 

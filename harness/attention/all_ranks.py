@@ -52,7 +52,7 @@ def run_all(
         k: `(B, heads_kv, T, D)`.
         v: `(B, heads_kv, T, E)`.
         dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
-        context: What the planner may know of the cluster.
+        context: Facts of the cluster for the planner.
         transport: Makes a transport that holds all of so many ranks.
 
     Raises:

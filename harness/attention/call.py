@@ -22,7 +22,7 @@ class Call:
     Attributes:
         strategy: Who computes what and who sends what.
         problem: What all ranks' tensors ask for.
-        context: What the planner knows of the cluster.
+        context: Facts of the cluster for the planner.
         owners: Who owns which query tokens, and which key tokens.
         rank: This rank in the group.
         group: The process group; None = this process is alone.

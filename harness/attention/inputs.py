@@ -14,7 +14,7 @@ Named = dict[str, torch.Tensor]
 
 
 def check_tensors(where: str, named: Named) -> None:
-    """Refuse what is no plain tensor, and transforms that no run of a plan can pass.
+    """Refuse values that are not plain tensors, and transforms that cannot follow a run.
 
     Raises:
         ValueError: Something is no tensor, or one that is spread over ranks by somebody else.
@@ -72,7 +72,7 @@ def dtype_of(where: str, x: torch.Tensor) -> Dtype:
     """Return a tensor's precision.
 
     Raises:
-        UnsupportedError: There is no attention in it.
+        UnsupportedError: Attention does not support the dtype.
     """
     if x.dtype not in _DTYPE_OF:
         raise UnsupportedError(

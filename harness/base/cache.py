@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 VARIABLE, DEFAULT_MIB = "CPBENCH_CACHE_MIB", 1024
 _STATES = 2
-"""Of so many states of the code what they made is kept."""
+"""Number of code versions that keep their cache entries; older entries are deleted."""
 _MARK = re.compile(rb"[0-9a-f]{64}\n")
 _MARK_BYTES = 65
 
@@ -78,7 +78,7 @@ def limit_bytes() -> int:
     """Return how much the whole folder may hold: CPBENCH_CACHE_MIB, 1024 MiB by default.
 
     Raises:
-        ValueError: The variable is no whole number of MiB.
+        ValueError: The variable is not a whole number of MiB.
     """
     return mib(VARIABLE, DEFAULT_MIB)
 

@@ -105,7 +105,7 @@ def label(name: str, value: object) -> str:
     """Return a text that can stand in a line of output.
 
     Raises:
-        ValueError: It is no text, is empty or very long, or has control characters.
+        ValueError: The value is not a text, is empty or very long, or has control characters.
     """
     text: str = typed(name, value, str)
     if not text or not text.isprintable() or len(text) > _LONGEST:
@@ -117,7 +117,7 @@ def prose(name: str, value: object) -> str:
     """Return any text, with control characters spelled out.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: The value is not a text.
     """
     return printable(typed(name, value, str))
 

@@ -56,7 +56,7 @@ class Pipe:
 
         Raises:
             EOFError: The other end is closed.
-            ValueError: What came is the beginning of no message.
+            ValueError: The bytes do not begin a message.
         """
         while (message := self._cut()) is None:
             try:

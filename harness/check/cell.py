@@ -39,7 +39,7 @@ class JudgedCell:
     """One judged cell.
 
     Attributes:
-        config: What was run.
+        config: The cell that ran.
         status: How it ended.
         reason: Why, if it did not pass.
         max_rel_error: Largest error of each tensor over the seeds, by the rule in `tolerance`.

@@ -22,7 +22,7 @@ class Curve:
         latency_s: Time of an empty message, small protocol.
         small_bytes_per_s: Bandwidth below the switch.
         switch_bytes: Size from which the large protocol is used.
-        large_latency_s: What the large line's time is at no bytes.
+        large_latency_s: Time of the large line at 0 bytes.
         bytes_per_s: Bandwidth above the switch.
     """
 

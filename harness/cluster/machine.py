@@ -134,7 +134,7 @@ class Cluster:
     duplex.
 
     Attributes:
-        name: What a user types.
+        name: The name as a user types it.
         nodes: How many nodes.
         gpus_per_node: GPUs of a node, joined by NVLink through a switch.
         gpu: Every GPU.

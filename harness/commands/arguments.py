@@ -306,7 +306,7 @@ def given(
     """Name the flags, of those that `add` adds, that have another value than their default.
 
     Args:
-        args: What was read.
+        args: The parsed arguments.
         add: Adds them to a parser.
         but: Names of values that are left out.
     """

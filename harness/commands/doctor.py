@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, what it lacks, and what for."""
+"""`doctor`: parts that this machine has or lacks, and their uses."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Check whether a configuration is supported, and show its costs or what is supported nearby.
+"""Check whether a configuration is supported, and show its costs or the nearest supported ones.
 
 Costs are communication volume, memory and load balance, counted in plans that were proved.
 """

@@ -37,7 +37,7 @@ class Finding:
         name: What.
         state: Whether it is there and works.
         value: Version, size or reason.
-        serves: What it is needed for.
+        serves: Its use.
         remedy: What to do about it; empty where it is there.
     """
 

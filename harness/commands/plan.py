@@ -175,7 +175,7 @@ def _load(path: Path) -> Plan:
     """Read a saved plan.
 
     Raises:
-        ValueError: There is no file, or it holds no plan.
+        ValueError: The file does not exist, or has no plan.
     """
     try:
         return from_json(read_text(path))

@@ -102,7 +102,7 @@ class Live:
     Use as a context manager.
 
     Args:
-        name: What is worked on.
+        name: Name of the work.
         total: How many items.
     """
 

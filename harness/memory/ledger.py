@@ -67,7 +67,7 @@ class Ledger:
     """Bytes per rank.
 
     Attributes:
-        inputs_bytes: What the caller holds on the device.
+        inputs_bytes: Bytes that the caller holds on the device.
         peak_bytes: The most that is held there at any time, inputs included.
         host_peak_bytes: As `peak_bytes`, in the rank's host memory.
         uses_bytes: What `peak_bytes` is made of at the first moment that it is reached.

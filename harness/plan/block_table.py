@@ -32,8 +32,8 @@ class RankAccount:
         B: Key chunks likewise.
         C: Copies of its own query chunks that others attend.
         D: Copies of its own key chunks likewise.
-        received_bytes: What it receives from other ranks.
-        sent_bytes: What it sends to other ranks.
+        received_bytes: Bytes that it receives from other ranks.
+        sent_bytes: Bytes that it sends to other ranks.
         area: Pairs that it attends, over all heads.
     """
 

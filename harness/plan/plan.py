@@ -35,7 +35,7 @@ class Plan:
     """A whole plan for one direction of one problem.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         strategy: Name of the strategy, with its options, as a user would type it.
         direction: Forward or backward.
         q_chunks: Positions of each query chunk; together they cover the queries once.
@@ -43,7 +43,7 @@ class Plan:
         initial: What lives where before the first task.
         tasks: In a topological order.
         outputs: Where the results must end, every (chunk, head) once.
-        saved: What a forward plan leaves for its backward plan.
+        saved: Pieces that a forward plan leaves for its backward plan.
     """
 
     problem: Problem

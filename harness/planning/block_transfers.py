@@ -198,7 +198,7 @@ def plan_allocation(
     rows of others before its own, so that partial results leave early.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         name: Name that the plan will carry.
         direction: Forward or backward.
         allocation: Who owns chunks and who computes blocks; blocks without allowed pairs are

@@ -47,7 +47,7 @@ class PlanBuilder:
     """Collect the tasks of one plan.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         strategy: Name that the plan will carry.
         direction: Forward or backward.
         queries: Who owns which query tokens.

@@ -100,7 +100,7 @@ class Stages:
     when the last of them is done; so it crosses the network once per rank that uses it.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         heads: Per stage and rank, the query heads that it attends (bit set).
     """
 

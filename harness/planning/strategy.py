@@ -138,7 +138,7 @@ class Strategy(Generic[O]):
     """One way to spread attention over ranks.
 
     Attributes:
-        name: What a user types.
+        name: The name as a user types it.
         summary: One line for lists.
         paper: Where it was published.
         plan: (problem, direction, options, context, spelled name) -> plan; raises

@@ -155,7 +155,7 @@ def predict(shape: Skeleton, problem: Problem, prices: Pricer) -> Prediction:
 
     Args:
         shape: The jobs, folded or not.
-        problem: What is asked, at its own length.
+        problem: The problem, at its own length.
         prices: As `pricer` gives them for it.
     """
     jobs = prices.jobs(shape)

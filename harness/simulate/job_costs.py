@@ -88,7 +88,7 @@ class Pricer:
 
     Attributes:
         calibration: The cluster.
-        convention: What the runtime does.
+        convention: Conventions of the runtime.
         direction: Forward or backward.
         scale_q: Query tokens over those of the skeleton's reference.
         scale_kv: Likewise for keys.
@@ -294,7 +294,7 @@ class Pricer:
         return kernels.wave_s(way, rows, columns, call.heads * self.heads, self.head_dim)
 
     def fold_s(self, need: Need) -> float:
-        """Time to fold partial results into what is there."""
+        """Time to fold partial results into accumulators."""
         if not self.convention.merges or Effect.MERGE not in self.effects:
             return 0.0
         effects = self.calibration.effects

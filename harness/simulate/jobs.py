@@ -117,7 +117,7 @@ class Part(NamedTuple):
         queues: As there.
         ranks: As there.
         after: As there.
-        need: What it takes.
+        need: Needs of the job.
         task: The task that it is of.
         peers: Of a collective, the ranks that exchange.
         launched: Per rank, what its host must have launched before this can run.

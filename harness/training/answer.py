@@ -16,7 +16,7 @@ class Question:
     """Question that each strategy is asked.
 
     Attributes:
-        model: What is trained.
+        model: The model to train.
         machine: Over all GPUs of which cluster.
         stack: What surrounds attention.
         gpu_bytes: Memory of a GPU.

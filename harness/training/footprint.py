@@ -95,14 +95,14 @@ def footprint(
     column: Column = Column.RELEASED,
     stack: Stack = DEFAULT,
 ) -> Footprint:
-    """Return what a training step over all GPUs of a cluster holds.
+    """Return the memory of a training step over all GPUs of a cluster.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.
-        column: What is counted of attention.
+        column: The way to count attention's memory.
         stack: What surrounds it.
 
     Raises:
@@ -157,10 +157,10 @@ def max_context(
     """Return the longest context whose training step fits, in steps.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: Its GPUs.
-        column: What is counted of attention.
+        column: The way to count attention's memory.
         stack: What surrounds it.
         gpu_bytes: Memory of a GPU; None is the machine's.
         host_bytes: Memory of a node's host.

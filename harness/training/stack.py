@@ -1,4 +1,4 @@
-"""The training stack around attention: what it keeps, recomputes, cuts up and sends to the host.
+"""The training stack around attention: tensors saved, recomputed, tiled and offloaded.
 
 The same stack carries every strategy. What released code adds to its strategy, the strategy says
 itself; see `released`.

@@ -113,7 +113,7 @@ def step_time(
     """Return the seconds of a step over all GPUs of a cluster, at the rates of `as_run`.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.

@@ -44,7 +44,7 @@ class Planning:
     """One planning.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         mode: How to plan.
         machine: The cluster, with as many nodes as the ranks need.
         shape: Its nodes and GPUs that take part.

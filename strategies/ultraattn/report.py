@@ -23,7 +23,7 @@ def q_bytes(plan: Plan) -> int:
 
 
 def tilings_report(tiling: TwoLevels | None, size_bytes: int) -> dict[str, Any]:
-    """Return what the tilings of nodes and devices came to.
+    """Return the results of the tilings of nodes and devices.
 
     Args:
         tiling: None: every block is at its row's owner.
@@ -62,7 +62,7 @@ def _solved(tiling: TwoLevels, instance: Instance, found: Assigned, full: int) -
 
 
 def _rule(instance: Instance, full: int, *, shipped: bool, capped: bool) -> Mapping[str, Any]:
-    """Return what was minimised, and under which cap.
+    """Return the objective and the cap.
 
     Returns:
         `counted`, `shipped` or `paper`: see `instance.weights_of`. `row_in` ... `column_out`: what

@@ -29,10 +29,10 @@ class Weights:
     """Price of moving a chunk, in whole units.
 
     Attributes:
-        row_in: What a remote row brings: Q, or Q and dO.
-        row_out: What it sends back: O, or dQ.
-        column_in: What a remote column brings: K and V.
-        column_out: What it sends back: nothing, or dK and dV.
+        row_in: Input of a remote row: Q, or Q and dO.
+        row_out: Result of a remote row: O, or dQ.
+        column_in: Input of a remote column: K and V.
+        column_out: Result of a remote column: nothing, or dK and dV.
         unit: Units per query chunk, the paper's 1.
     """
 

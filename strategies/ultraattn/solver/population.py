@@ -34,7 +34,7 @@ class Population:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal searches.
         best: The best assignment so far.
     """

@@ -81,7 +81,7 @@ class Chains:
     """The state of all chains.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         starts: Assignments, one a chain.
     """
 
@@ -343,7 +343,7 @@ class ManyChains:
     """Annealing that can be continued: each call of `run` spends some more seconds.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal runs of equally many steps.
         given: More starts.
     """

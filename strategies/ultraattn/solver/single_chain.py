@@ -33,7 +33,7 @@ class SingleChain:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal walks.
         given: Assignments to start from, beside the simple ones.
     """
