@@ -1,4 +1,6 @@
-"""The harness: plans, their proof, and what is done with them.
+"""The harness: plans, their proof and their uses.
+
+Four consumers take any plan (docs/adr/0001): `verify`, `execute`, `memory` and `simulate`.
 
 A folder imports folders of lower floors only; folders of one floor never import one another.
 The import contracts in pyproject.toml keep it so. The top-level packages `patterns` (floor 0: who
@@ -7,14 +9,14 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | floor | folder      | what it holds                                                              |
 |-------|-------------|----------------------------------------------------------------------------|
 | 14    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
-| 13    | calibrate   | measure this machine and write it down as a cluster                        |
+| 13    | calibrate   | measure this machine and write a cluster file                              |
 | 12    | measure     | run cells on real ranks and time them                                      |
 | 12    | fit         | fit a calibration to tables of measurements                                |
 | 11    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
 | 11    | sweep       | suites of cells, and the simulation of those that are simulated            |
 | 11    | reproduce   | published figures beside ours                                              |
 | 10    | attention   | context parallelism for a user's own model                                 |
-| 10    | explain     | is a configuration supported? volumes, and what is legal nearby            |
+| 10    | explain     | is a configuration supported? volumes, and the nearest supported ones      |
 | 10    | prepare     | what cells run and are priced by: plans of both directions, scalable plans |
 | 10    | report      | from records to tables and summaries                                       |
 | 10    | training    | a model's training step: memory, longest context, seconds                  |
@@ -22,10 +24,10 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 8     | strategies  | planners: who computes what and who sends what, one short file each        |
 | 7     | schedule    | passes from plan to plan: fuse, batch, collectives, order                  |
 | 7     | peers       | adapters that run other projects' context parallelism on our inputs        |
-| 6     | planning    | what strategies are written with: builder, rings, all-to-alls, layers      |
+| 6     | planning    | building blocks of strategies: builder, rings, all-to-alls, layers         |
 | 6     | simulate    | seconds of a plan on a cluster                                             |
 | 6     | oracle      | dense attention in float64, inputs, and the one tolerance                  |
-| 6     | records     | what a cell is called and what it came to                                  |
+| 6     | records     | configurations of cells, and their results                                 |
 | 5     | cluster     | machines: datasheets and calibrations                                      |
 | 5     | verify      | the proof that a plan computes attention                                   |
 | 5     | memory      | bytes that a plan holds on each rank                                       |

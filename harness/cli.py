@@ -153,7 +153,7 @@ def _with_values(argv: Sequence[str]) -> list[str]:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
-    """What the words ask for; None if there are some that the verb does not know."""
+    """Parse the command line; None if it has arguments that the verb does not know."""
     args, unknown = parser().parse_known_args(words)
     if unknown:
         text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"

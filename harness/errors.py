@@ -23,7 +23,7 @@ class HarnessError(Exception):
 
 
 def told(error: BaseException) -> str:
-    """What an error says to a user: those raised on purpose speak for themselves."""
+    """Message of an error for a user; an unexpected error is marked as internal, with its type."""
     try:
         text = str(error)
     except Exception as other:  # the error's own text may raise as well
@@ -63,7 +63,7 @@ class PlanError(HarnessError):
         rule: The rule, as a sentence.
         rank: The rank where it breaks; None when no single rank is at fault.
         task: Index of the task that breaks it; None when a task is missing.
-        detail: What was found.
+        detail: The finding that breaks the rule.
     """
 
     def __init__(self, rule: str, *, rank: int | None, task: int | None, detail: str = "") -> None:

@@ -13,7 +13,7 @@ def read_regular(path: Path) -> bytes:
     """Read a regular file. A device, a pipe or a socket is refused before a byte of it is read.
 
     Raises:
-        OSError: There is none, it is something else, too large, or cannot be read; says which.
+        OSError: The file is missing, not regular, too large, or unreadable; the message says which.
     """
     # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

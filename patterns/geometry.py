@@ -41,7 +41,7 @@ class Band:
 
 
 class Relation(StrEnum):
-    """What a pattern allows between a chunk of queries and a chunk of keys."""
+    """Relation of a chunk of queries to a chunk of keys under a pattern."""
 
     FULL = "full"
     CAUSAL = "causal"

@@ -1,4 +1,4 @@
-"""What a named pattern is made of: its parameters and the function that builds its mask."""
+"""Kinds of named patterns: the parameters, and the function that builds the mask."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """What a kind builds: see the attributes of the same names of `Pattern`."""
+    """Mask that a kind builds: see the attributes of the same names of `Pattern`."""
 
     bands: tuple[Band, ...]
     predicate: Predicate
@@ -63,10 +63,10 @@ def integer(name: str, value: object) -> int:
     """Take a whole number of any kind: Python's, numpy's, a tensor of one number.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a whole number.
     """
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # what is none is refused
+        return operator.index(value)  # type: ignore[arg-type]  # refused below if it is not
     except TypeError:
         raise ValueError(f"{name} ({value!r}) must be a whole number, such as 4096") from None
 

@@ -48,7 +48,7 @@ def find(name: str, group: str, kind: type[T]) -> T | None:
     Args:
         name: As `split_name` gave it.
         group: Entry points that count as names.
-        kind: What it must be.
+        kind: The expected type.
 
     Raises:
         ValueError: It cannot be imported, is not there, or is something else; says only what.
@@ -68,7 +68,7 @@ def find(name: str, group: str, kind: type[T]) -> T | None:
 
 
 def ways_out(known: Mapping[str, object], group: str) -> str:
-    """Say what else may be typed where a name is of no use."""
+    """Text that lists the alternatives to a name that cannot be used."""
     names = ", ".join([*known, *(name for name in registered(group) if name not in known)])
     return (
         f"choose from {names}, or name one of a package whose folder is on PYTHONPATH: "
@@ -80,7 +80,7 @@ def sources(name: str, group: str) -> list[Path]:
     """Return the source files of the package that a name from outside comes from.
 
     Returns:
-        All Python files of its top-level package, or its one module; empty where there is none.
+        All Python files of its top-level package, or its one module; empty if it has no files.
     """
     path = _path_of(name, group)
     if path is None:

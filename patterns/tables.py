@@ -134,7 +134,7 @@ def _from_text(path: Path) -> Table:
     rows = []
     for number, line in enumerate(read_regular(path).decode().splitlines(), start=1):
         digits = "".join(line.split())
-        if other := digits.strip("012"):  # it begins with the first that is none
+        if other := digits.strip("012"):  # begins with the first other character
             raise ValueError(f"has {other[0]!r} in line {number}")
         if digits:
             rows.append((f"line {number}", [int(digit) for digit in digits]))

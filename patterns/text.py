@@ -62,7 +62,7 @@ def make_pattern(
 
 
 def file_of(text: str) -> str | None:
-    """Return the file that a pattern is read from; None if it is of none.
+    """Return the file that a pattern is read from; None if it is not read from a file.
 
     Raises:
         ValueError: For an unknown name or parameter, as `make_pattern` does.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs that ranks compare each call: training steps with and without it, in turns.
+"""Cost of comparing each call over the ranks: training steps with and without it, in turns.
 
     .venv/bin/python scripts/bench_agreement.py --seqlen 8k --pairs 21
 
@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is timed."""
+    """A configuration that is timed."""
 
     strategy: str
     cp: int

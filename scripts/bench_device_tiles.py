@@ -79,7 +79,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What is solved, for the table."""
+        """Label of the instance, for the table."""
         return f"{self.name}{', diagonal fixed' if self.fixed else ''}"
 
 

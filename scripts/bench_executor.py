@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 
 
 class Kind(StrEnum):
-    """What time is spent on."""
+    """Kind of work that time is spent on."""
 
     KERNEL = "kernel"
     MERGE = "merge"
@@ -86,7 +86,7 @@ _PLACES: tuple[tuple[object, str, Kind], ...] = (
     (GroupTransport, "receive", Kind.ISSUE),
     (transport._Work, "wait", Kind.WAIT),
 )
-"""What is timed, where it is looked up."""
+"""Timed functions, by the place where each is looked up."""
 
 
 @contextmanager

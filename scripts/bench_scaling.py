@@ -7,7 +7,7 @@ lengths: every strategy that follows a rule, but `fpdt`, whose plans grow with t
 length as it cuts parts of a fixed length, x every pattern, 64/8 heads, cp 64, S 16K to 4M; a row
 per strategy and pattern, the slower direction of each length. documents: one packing of 128K tokens
 at cp 8, 10 to 8,000 documents. calls: a rank's forward kernel calls alone, 10 to 8,000 documents,
-beside one dense causal call over as many tokens. The tables are Markdown. Seconds are of the
+beside one dense causal call over as many tokens. The tables are Markdown. Seconds refer to the
 processor, so that other work on the machine counts less. The exit status is 1 if a plan took longer
 than --limit.
 """

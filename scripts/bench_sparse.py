@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What leaving out useless transfers saves on sparse patterns, measured and predicted.
+"""Time saved by leaving out useless transfers on sparse patterns, measured and predicted.
 
 Two strategies that attend alike and send differently (`ring` and `ring-classic`, by default) take
 turns in one team of gloo processes. The prediction knows of a plan only each rank's kernel calls

@@ -33,7 +33,7 @@ every size in bytes:
 
 A time is that between two CUDA events around one call, of at least 20 calls after 5 that do not
 count, issued one after another. A call shorter than its launch from the host takes as long as the
-launch. Backward times are of the call with `out` given, its row sum included.
+launch. Backward times include the row sum, as the call is given `out`.
 """
 
 import argparse
@@ -111,7 +111,7 @@ class Shape:
         }
 
     def __str__(self) -> str:
-        """Name it in a list of what was left out."""
+        """Name it in the list of omitted parts."""
         mask = "causal" if self.causal else "full"
         return f"{self.direction.value} {mask} {self.rows} x {self.columns}, {self.heads} heads"
 

@@ -61,7 +61,7 @@ class Kind:
 
 
 def kinds() -> dict[str, Kind]:
-    """What is mutated, by name."""
+    """Files to mutate, by name."""
     clusters = tuple(
         (FOLDER / f"{name}.toml").read_text() for name in ("h100-hamming", "local-cpu")
     )

@@ -1,4 +1,4 @@
-"""What each level of UltraAttn's planner adds, simulated: a table per cluster size.
+"""Ablation of UltraAttn's planner by level, simulated: a table per cluster size.
 
 .venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
 

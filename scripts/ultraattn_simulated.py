@@ -39,7 +39,7 @@ Job = tuple[str, int, int, int]
 
 
 class Row(TypedDict):
-    """What became of a job: seconds by direction and strategy, and whose plans were taken."""
+    """Result of a job: seconds by direction and strategy, and whose plans were taken."""
 
     job: Job
     seconds: dict[str, dict[str, float]]

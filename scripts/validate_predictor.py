@@ -173,7 +173,7 @@ def load(folder: Path, *, noisy: bool) -> tuple[list[Case], Counter[str]]:
     """Read every table of measured runs in a folder; count what is skipped by reason.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The folder has no such table.
     """
     cases: list[Case] = []
     skipped: Counter[str] = Counter()

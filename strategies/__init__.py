@@ -41,7 +41,7 @@ STRATEGIES = {name: each for name, each in EVERY_STRATEGY.items() if not each.la
 """Those that plan attention, and so any layer around it."""
 
 DEFAULT = "zigzag"
-"""What is meant where no strategy is named."""
+"""Strategy that is used where none is named."""
 
 BASE = "ring"
 """The plainest, with which others are compared."""

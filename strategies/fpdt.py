@@ -28,7 +28,7 @@ PART_TOKENS = 65536  # arXiv:2408.16978, section 5: the chunk that the authors t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     parts: int | None = option(None, "parts of the sequence", unset="of 64k tokens")
 

@@ -35,7 +35,7 @@ PAPER = "UltraAttn (SC'25), the plans for full attention of the authors' code"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     rows: int | None = option(None, "rows of ranks", unset="as many as move the fewest bytes")
     fused: bool = option(

@@ -26,7 +26,7 @@ from harness.planning.strategy import Context, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
 

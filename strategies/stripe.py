@@ -23,7 +23,7 @@ from harness.planning.strategy import Context, Strategy, Training, ring_loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     prune: bool = option(True, PRUNE)
 

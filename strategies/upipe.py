@@ -29,7 +29,7 @@ from harness.planning.strategy import Checks, Context, Strategy, Training, stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     prune: bool = option(True, PRUNE)
     ring: int = option(1, "ranks of the ring axis")

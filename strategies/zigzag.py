@@ -26,7 +26,7 @@ from harness.planning.strategy import Checks, Context, Strategy, Training, ring_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     prune: bool = option(True, PRUNE)
 

@@ -25,11 +25,11 @@ _LONGEST_TO_TELL = timedelta(seconds=10)
 """A rank that refuses waits so long for the others to hear it."""
 
 Facts = tuple[tuple[str, str], ...]
-"""What a call is, by name, in a fixed order."""
+"""The facts of a call, by name, in a fixed order."""
 
 
 class Word(IntEnum):
-    """What a rank is about to do."""
+    """The step that a rank is about to take."""
 
     RUN = 1
     REFUSE = 2

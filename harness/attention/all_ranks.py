@@ -18,7 +18,7 @@ from harness.planning.strategy import Context
 
 
 class Everything(NamedTuple):
-    """What `run_all` leaves behind: results of all ranks together, by the oracle's names.
+    """Result of `run_all`: the global tensors, by the oracle's names.
 
     Attributes:
         results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.
@@ -55,7 +55,7 @@ def run_all(
         v: `(B, heads_kv, T, E)`.
         dout: Gradient of out, `(B, heads_q, S, E)`; None = forward only.
         dlse: Gradient of lse, `(B, heads_q, S)`; None = 0.
-        context: What the planner may know of the cluster.
+        context: Facts of the cluster for the planner.
         transport: Makes a transport that holds all of so many ranks.
 
     Raises:

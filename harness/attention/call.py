@@ -17,12 +17,12 @@ from harness.proved.plans import Owners
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a rank needs to run either direction.
+    """One call of attention: all that a rank needs to run either direction.
 
     Attributes:
         strategy: Who computes what and who sends what.
         problem: What all ranks' tensors ask for.
-        context: What the planner knows of the cluster.
+        context: Facts of the cluster for the planner.
         owners: Who owns which query tokens, and which key tokens.
         rank: This rank in the group.
         group: The process group; None = this process is alone.

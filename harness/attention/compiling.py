@@ -1,4 +1,4 @@
-"""What torch.compile does not follow: a call that runs a plan over ranks stands between graphs."""
+"""Graph breaks for torch.compile: a call that runs a plan over ranks stands between two graphs."""
 
 from collections.abc import Callable
 from functools import wraps

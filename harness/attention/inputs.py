@@ -1,4 +1,4 @@
-"""What a user gives: tensors that attention can take, or a refusal at the call with the way out."""
+"""Checks of a user's tensors: bad ones are refused at the call, with the way out."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ Named = dict[str, torch.Tensor]
 
 
 def check_tensors(where: str, named: Named) -> None:
-    """Refuse what is no plain tensor, and transforms that no run of a plan can pass.
+    """Refuse values that are not plain tensors, and transforms that cannot follow a run.
 
     Raises:
         ValueError: Something is no tensor, or one that is spread over ranks by somebody else.
@@ -72,7 +72,7 @@ def dtype_of(where: str, x: torch.Tensor) -> Dtype:
     """Return a tensor's precision.
 
     Raises:
-        UnsupportedError: There is no attention in it.
+        UnsupportedError: Attention does not support the dtype.
     """
     return named_dtype(where, x.dtype)
 
@@ -113,10 +113,10 @@ def refuse_dropout(dropout_p: float) -> None:
 
 
 def check_name(what: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse what is no text where a name is asked for.
+    """Refuse a value that is not a text where a name is expected.
 
     Raises:
-        ValueError: It is none; lists the names.
+        ValueError: The value is not a text; the choices are listed.
     """
     if not isinstance(value, str):
         raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors

@@ -65,7 +65,7 @@ class ContextParallel(Tokens):
         heads_q: Query heads.
         heads_kv: Key/value heads.
         cp: Ranks in the group.
-        context: What the planner knows of the cluster.
+        context: Facts of the cluster for the planner.
     """
 
     strategy: Chosen
@@ -83,7 +83,7 @@ class ContextParallel(Tokens):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., "ContextParallel"], tuple[object, ...]]:
-        """Pickle what it was made of; it is made again on the default group of who loads it.
+        """Pickle the arguments; loading makes it again, on the default group.
 
         Raises:
             UnsupportedError: Its group is another, which no process can make again alone.
@@ -301,8 +301,8 @@ def context_parallel(
         pattern: Name with parameters, such as `window:left=128`, or a pattern; see `patterns`.
         seqlen_kv: Key tokens, for cross-attention; None = `seqlen`.
         group: The ranks: a process group, or a mesh of one axis such as `mesh["cp"]`; None = the
-            default group, or this process alone if there is none.
-        context: What the planner may know of the cluster.
+            default group, or this process alone without one.
+        context: Facts of the cluster for the planner.
 
     Raises:
         UnsupportedError: The strategy cannot do this; says why and what is near.
@@ -346,7 +346,7 @@ def context_parallel(
 def _made_again(
     strategy: str, pattern: Pattern, heads_q: int, heads_kv: int, context: Context
 ) -> ContextParallel:
-    """Make what was pickled, for the default group of this process."""
+    """Make it from the pickled arguments, for the default group of this process."""
     return context_parallel(
         seqlen=pattern.seqlen_q,
         seqlen_kv=pattern.seqlen_kv,

@@ -1,6 +1,6 @@
 """Where what took long to make is kept between runs, what makes it stale, and how much it may be.
 
-A file is a line with a checksum and, behind it, what is kept:
+A file is a line with a checksum, followed by the stored value:
 
     6b51d431df5d7f14...     SHA-256 of the name of the file and its folder, and of all that follows
     {"forward": ...}
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 VARIABLE, DEFAULT_MIB = "CPBENCH_CACHE_MIB", 1024
 _STATES = 2
-"""Of so many states of the code what they made is kept."""
+"""Number of code versions that keep their cache entries; older entries are deleted."""
 _MARK = re.compile(rb"[0-9a-f]{64}\n")
 _MARK_BYTES = 65
 
@@ -78,7 +78,7 @@ def limit_bytes() -> int:
     """Return how much the whole folder may hold: CPBENCH_CACHE_MIB, 1024 MiB by default.
 
     Raises:
-        ValueError: The variable is no whole number of MiB.
+        ValueError: The variable is not a whole number of MiB.
     """
     return mib(VARIABLE, DEFAULT_MIB)
 
@@ -123,7 +123,7 @@ def read_kept(path: Path, read: Callable[[bytes], T]) -> T | None:
 
     Args:
         path: The file.
-        read: Turns what is kept into what is wanted.
+        read: Turns the stored value into the wanted one.
     """
     try:
         checksum, _, content = read_regular(path).partition(b"\n")

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, cores, commit and the variables that change results or speed."""
+"""Environment of a run: versions, cores, commit, and variables that change results or speed."""
 
 import os
 import platform

@@ -18,7 +18,7 @@ def read_text(path: Path) -> str:
 
     Raises:
         OSError: It cannot be read, is no regular file, or too large; see `read_regular`.
-        ValueError: It is no UTF-8.
+        ValueError: The file is not UTF-8.
     """
     return read_regular(path).decode()
 

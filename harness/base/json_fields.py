@@ -1,4 +1,4 @@
-"""What JSON has, judged by its type: an error names the field, the value and the rule.
+"""Values from JSON, checked by type: an error names the field, the value and the rule.
 
 A field inside another is named by the way to it, as in `tasks[3].reads[1].heads`.
 """
@@ -43,11 +43,11 @@ def parsed(text: str | bytes) -> Any:  # noqa: ANN401  # whatever JSON has
     try:
         return json.loads(text, parse_constant=_not_finite)
     except RecursionError:
-        raise ValueError("it is nested too deeply to be read") from None
+        raise ValueError("the JSON is nested too deeply to be read") from None
 
 
 def _not_finite(token: str) -> NoReturn:
-    raise ValueError(f"{token} is no number of JSON")
+    raise ValueError(f"{token} is not a number in JSON")
 
 
 def json_text(
@@ -58,7 +58,7 @@ def json_text(
     Args:
         value: Objects, lists, texts, numbers, truths and nulls.
         indent: Columns by which each level is indented; None writes one line.
-        compact: Without spaces, as what is hashed or kept.
+        compact: Without spaces, for hashes and caches.
         sort_keys: In the order of the names, so that equal values give equal text.
 
     Raises:
@@ -71,10 +71,10 @@ def json_text(
 
 
 def typed(name: str, value: object, *kinds: type) -> Any:  # noqa: ANN401  # one of the kinds
-    """Return a value of one of some types; true is no 1, but a whole number is a number.
+    """Return a value of one of some types; true is not 1, but a whole number is a number.
 
     Raises:
-        ValueError: It is of another.
+        ValueError: The value has another type.
     """
     if type(value) in kinds or (type(value) is int and float in kinds):
         return value
@@ -86,7 +86,7 @@ def whole(name: str, value: object, least: int) -> int:
     """Return a whole number.
 
     Raises:
-        ValueError: It is none, or less than `least`.
+        ValueError: The value is not a whole number, or less than `least`.
     """
     if type(value) is not int or value < least:
         raise refused(name, value, f"a whole number of at least {least}")
@@ -97,7 +97,7 @@ def wholes(name: str, value: object) -> tuple[int, ...]:
     """Return a list of whole numbers from 0.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not such a list.
     """
     if type(value) is not list or set(map(type, value)) - {int} or min(value, default=0) < 0:
         raise refused(name, value, "a list of whole numbers of at least 0")
@@ -108,7 +108,7 @@ def one_of(name: str, value: object, kind: type[E]) -> E:
     """Return the member of an enumeration.
 
     Raises:
-        ValueError: It is none; the choices are listed.
+        ValueError: The value is not a member; the choices are listed.
     """
     found: E | None = _members(kind).get(value) if type(value) is str else None
     if found is None:
@@ -126,7 +126,7 @@ def row(name: str, value: object, columns: Sequence[str]) -> list[Any]:
     """Return a list with a value for each of some columns.
 
     Raises:
-        ValueError: It is none, or of another length.
+        ValueError: The value is not a list, or has another length.
     """
     if type(value) is not list or len(value) != len(columns):
         raise refused(name, value, f"a list of {', '.join(columns)}")
@@ -137,7 +137,7 @@ def each(name: str, value: object, read: Callable[[Any], T]) -> tuple[T, ...]:
     """Read each entry of a list.
 
     Raises:
-        ValueError: It is no list, or `read` refuses an entry.
+        ValueError: The value is not a list, or `read` refuses an entry.
     """
     found: list[T] = []
     try:
@@ -153,7 +153,7 @@ def of_fields(
     """Return an object that has some fields, each of one of its types, and no others.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not an object, lacks a field, or has an unknown one.
     """
     found: dict[str, Any] = typed(name, value, dict)
     for field in found:

@@ -37,7 +37,7 @@ def judged(kind: object, name: str, value: object) -> Any:  # noqa: ANN401  # of
         value: From JSON, or typed already.
 
     Raises:
-        ValueError: It is of another type, or its type's own reader refuses it.
+        ValueError: The value has another type, or the reader of its type refuses it.
     """
     return _reader(kind)(name, value)
 
@@ -105,7 +105,7 @@ def label(name: str, value: object) -> str:
     """Return a text that can stand in a line of output.
 
     Raises:
-        ValueError: It is no text, is empty or very long, or has control characters.
+        ValueError: The value is not a text, is empty or very long, or has control characters.
     """
     text: str = typed(name, value, str)
     if not text or not text.isprintable() or len(text) > _LONGEST:
@@ -117,7 +117,7 @@ def prose(name: str, value: object) -> str:
     """Return any text, with control characters spelled out.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: The value is not a text.
     """
     return printable(typed(name, value, str))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from patterns.kind import digits
 
 MOST = 2**20
-"""The largest count that is taken: no shape, vocabulary or number of runs is as large."""
-_LARGEST = 1e12  # GiB, seconds, percent, a rotary base: all that is larger is a slip
+"""The largest count that is accepted: no shape, vocabulary or number of runs is as large."""
+_LARGEST = 1e12  # GiB, seconds, percent, a rotary base: anything larger is a typo
 _SHOWN = 24
 
 
@@ -16,7 +16,7 @@ def whole(text: str, most: int = MOST) -> int:
     """Read a whole number of at least 1, in the digits 0 to 9.
 
     Raises:
-        ValueError: It is none, or more than `most`; what may be typed.
+        ValueError: The text is not such a number, or above `most`; the message has the rule.
     """
     number = digits(text.strip().lstrip("0"))
     if number is not None and number <= most:
@@ -28,7 +28,7 @@ def positive(text: str) -> float:
     """Read a positive number, such as 3, 0.5 or 5e5.
 
     Raises:
-        ValueError: It is none; what may be typed.
+        ValueError: The text is not such a number; the message has the rule.
     """
     plain = re.fullmatch(r"[0-9]*\.?[0-9]*(e[+-]?[0-9]+)?", text.strip().lower())
     try:

@@ -50,13 +50,13 @@ class Pipe:
             rest = rest[os.write(self.fileno(), rest[:_AT_ONCE]) :]
 
     def receive(self) -> bytes | None:
-        """Take the next message that has come whole; None if there is none yet.
+        """Take the next message that has arrived in full; None if none has.
 
-        Several may have come at once: ask until there is none before waiting for more.
+        Several may have arrived at once: ask until None before waiting for more.
 
         Raises:
             EOFError: The other end is closed.
-            ValueError: What came is the beginning of no message.
+            ValueError: The bytes do not begin a message.
         """
         while (message := self._cut()) is None:
             try:

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 VARIABLE, DEFAULT_MIB = "CPBENCH_MEMORY_MIB", 256
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""What lives anyway, whoever refers to it."""
+"""Types whose values live as long as the process, so references to them cost nothing."""
 _LONG = 1024
 
 
@@ -26,7 +26,7 @@ def memory_limit_bytes() -> int:
     """Return how much each function may remember: CPBENCH_MEMORY_MIB, 256 MiB by default.
 
     Raises:
-        ValueError: The variable is no whole number of MiB.
+        ValueError: The variable is not a whole number of MiB.
     """
     return mib(VARIABLE, DEFAULT_MIB)
 
@@ -35,7 +35,7 @@ def mib(variable: str, default: int) -> int:
     """Read a variable of the environment as bytes.
 
     Raises:
-        ValueError: It is no whole number of MiB, 0 or more.
+        ValueError: The text is not a whole number of MiB, 0 or more.
     """
     text = os.environ.get(variable) or str(default)
     if not (text.isascii() and text.isdigit() and len(text) <= 9):

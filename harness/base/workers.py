@@ -176,7 +176,7 @@ def _spread(
 
 
 def _answers(worker: _Worker[T]) -> Iterator[bytes]:
-    """What a worker has answered and nobody has heard; it is marked if it has died."""
+    """Yield the unread answers of a worker; mark the worker if it has died."""
     while True:
         try:
             message = worker.pipe.receive()
@@ -219,7 +219,7 @@ def _hand_out(
 
 
 class _Nothing:
-    """That there are no more items."""
+    """Marker for the end of the items."""
 
 
 _NOTHING = _Nothing()
@@ -276,7 +276,7 @@ def _portable(error: Exception) -> Exception:
     try:
         error.add_note(trace(traceback.format_exc()))
         ForkingPickler.loads(ForkingPickler.dumps(error))
-    except Exception as other:  # some exceptions cannot be copied, or say what they are
+    except Exception as other:  # some exceptions cannot be copied or printed
         return MeasurementError(f"{type(error).__name__} in a worker ({type(other).__name__})")
     return error
 

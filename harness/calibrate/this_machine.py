@@ -46,7 +46,7 @@ def _seconds(config: Config, fitted: Calibration) -> float:
 
 
 def compared_cells() -> Iterator[Config]:
-    """What is compared: every strategy, two patterns, small and middling lengths, cp 1, 2 and 4."""
+    """Cells to compare: every strategy, two patterns, small and medium lengths, cp 1, 2 and 4."""
     axes = product((1, 2, 4), (512, 1024, 2048), ("causal", "star"), Direction, STRATEGIES)
     for cp, tokens, pattern, direction, name in axes:
         yield Config(

@@ -34,7 +34,7 @@ LAYER_HEAD_DIMS = (4, 6)
 LAYER_PATTERNS = ("full", "causal", "window", "documents")
 ROTARIES = (None, 1e4)
 HIDDEN = 26
-"""Model width of layers here: it divides nothing and is no multiple of a head's width."""
+"""Model width of layers here: it divides nothing and is not a multiple of a head's width."""
 COVERINGS = 2
 LAYER_COVERINGS = 1
 _EXTRA_KEYS = 13

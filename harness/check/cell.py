@@ -39,7 +39,7 @@ class JudgedCell:
     """One judged cell.
 
     Attributes:
-        config: What was run.
+        config: The cell that ran.
         status: How it ended.
         reason: Why, if it did not pass.
         max_rel_error: Largest error of each tensor over the seeds, by the rule in `tolerance`.
@@ -68,7 +68,7 @@ class JudgedCell:
 
 @dataclass(slots=True)
 class Both:
-    """What running both directions gave.
+    """Outcome of running both directions.
 
     Attributes:
         results: Global tensors by name.
@@ -160,7 +160,7 @@ def _results(plan: Plan, run: Run) -> dict[str, torch.Tensor]:
 
 
 def ends_as(plan: Plan, tensor: Tensor) -> Tensor:
-    """What a result ends as: a weight's gradient as partial sums, or whole where they are added."""
+    """Tensor in which a result ends: partial sums of a weight's gradient, or their total."""
     whole = FINISHED.get(tensor, tensor)
     return whole if any(piece.tensor is whole for _, piece in plan.outputs) else tensor
 
@@ -307,7 +307,7 @@ def combine(digests: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """What one rank of a team saw of one direction.
+    """Outcome of one direction on one rank of a team.
 
     Attributes:
         digest: Hash of its results, by rank.

@@ -70,7 +70,7 @@ def _completed(
     draw: random.Random,
     begun: CoveringRow = (),
 ) -> CoveringRow | None:
-    """Find a row that fits and has the fixed values, in a drawn order; None if there is none."""
+    """Find a row that fits and has the fixed values, in a random order; None if no row does."""
     at = len(begun)
     if at == len(axes):
         return begun

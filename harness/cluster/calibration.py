@@ -48,7 +48,7 @@ class PeakRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(PeakRates):
-    """What a datasheet says of a cluster and its GPU, or of any other processor with ranks on it.
+    """Datasheet values of a cluster and its GPU, or of another processor that ranks run on.
 
     Attributes:
         gpu: Model.
@@ -125,7 +125,7 @@ class Calibration:
 
     @property
     def name(self) -> str:
-        """What the cluster is called."""
+        """Name of the cluster."""
         return self.id.partition("/")[0]
 
     @property
@@ -224,7 +224,7 @@ def calibration(name: str) -> Calibration:
     """Return the calibration that ships under a name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No calibration ships under that name.
     """
     return load(FOLDER / f"{name}.toml")
 

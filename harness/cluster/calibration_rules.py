@@ -1,4 +1,4 @@
-"""What the values of a calibration must be: a file may come from anywhere, and a NaN from a fit.
+"""Rules for the values of a calibration: a file may come from anywhere, and a NaN from a fit.
 
 A value that breaks its rule would not stop a prediction: it would make it silently wrong, or search
 without end. So every number has bounds, as wide as any machine or fit needs; the unit is the end of
@@ -14,7 +14,7 @@ from harness.base.json_fields import refused
 from harness.base.numbers import MOST
 
 _RATIOS = ("alone", "split_efficiency", "causal", "share", "share_beside", "uneven")
-"""What is divided by, or times all of a time."""
+"""Range of values that times are divided or multiplied by."""
 _BOUNDS: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("_per_s", "_per_s_float32", "_per_s_float64"), 1e3, 1e21),
     (("_s",), 0.0, 1e4),

@@ -1,4 +1,4 @@
-"""What the literature's models leave out, each a named term that can be switched off.
+"""Effects that published cost models leave out, each a named term that can be switched off.
 
 Sizes are fitted per cluster (see `harness.fit`), on whole runs, because no kernel's or link's own
 measurement shows them.

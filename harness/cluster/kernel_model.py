@@ -41,7 +41,7 @@ class ForwardKernel:
 
     Attributes:
         launch_s: Fixed time of a call.
-        flops_per_s: What a large full call reaches.
+        flops_per_s: Rate of a large full call.
         alone: Rate of a block that has its SM to itself, relative to two that share one; <= 1.
         block_s: Fixed time of a block on a full SM.
         split_efficiency: Rate of the smaller blocks of split keys, relative to whole ones.
@@ -68,7 +68,7 @@ class BackwardKernel:
 
     Attributes:
         launch_s: Fixed time of a call, its helpers for delta and dq included.
-        flops_per_s: What a large full call reaches.
+        flops_per_s: Rate of a large full call.
         block_s: Fixed time of a block.
         passes: How often the helpers move a (rows, heads, head dim) float32 tensor.
         delta_passes: How many of these are left out if delta = rowsum(dout * out) is given.
@@ -93,7 +93,7 @@ class Kernels:
         sms: Streaming multiprocessors; or 1 processor core.
         block_rows: Queries of a thread block, backward its keys.
         memory_bandwidth_bytes_per_s: Of the device's memory.
-        uneven: Time of a call whose lengths are no multiples of a block's, relative to one whose
+        uneven: Time of a call whose lengths are not multiples of a block's, relative to one whose
             are: kernels that check bounds are compiled apart.
         forward: Parameters of the forward kernel.
         backward: And of the backward one.

@@ -22,7 +22,7 @@ class Curve:
         latency_s: Time of an empty message, small protocol.
         small_bytes_per_s: Bandwidth below the switch.
         switch_bytes: Size from which the large protocol is used.
-        large_latency_s: What the large line's time is at no bytes.
+        large_latency_s: Time of the large line at 0 bytes.
         bytes_per_s: Bandwidth above the switch.
     """
 
@@ -67,7 +67,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """What a whole plan leaves of a link.
+    """Slowdown of a link by the other transfers and kernels of a plan.
 
     Attributes:
         handshake_s: Time until both ends of a transfer have found one another.

@@ -10,7 +10,7 @@ from harness.plan.tasks import Memory, Place
 
 
 class LinkClass(StrEnum):
-    """What bytes cross on their way from one place to another."""
+    """Class of the link between two places."""
 
     __hash__ = str.__hash__  # an enum's own hash is a python function, and these are hashed a lot
 
@@ -26,7 +26,7 @@ def node_of(rank: int, gpus_per_node: int) -> int:
 
 
 def link_between(src: Place, dst: Place, gpus_per_node: int) -> LinkClass:
-    """What bytes cross between two places.
+    """Return the class of the link between two places.
 
     Raises:
         UnsupportedError: One end is the host memory of another rank.
@@ -98,7 +98,7 @@ class Gpu(PeakRates):
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
 
     def attention_flops_per_s(self, dtype: Dtype, direction: Direction) -> float:
-        """What a large attention kernel reaches."""
+        """Rate of a large attention kernel, floating-point operations per second."""
         forward = direction is Direction.FORWARD
         efficiency = self.efficiency_forward if forward else self.efficiency_backward
         return self.peak_flops_per_s(dtype) * efficiency
@@ -134,7 +134,7 @@ class Cluster:
     duplex.
 
     Attributes:
-        name: What a user types.
+        name: The name as a user types it.
         nodes: How many nodes.
         gpus_per_node: GPUs of a node, joined by NVLink through a switch.
         gpu: Every GPU.
@@ -180,7 +180,7 @@ class Cluster:
         return node_of(rank, self.gpus_per_node)
 
     def link_class(self, src: Place, dst: Place) -> LinkClass:
-        """What bytes cross between two places; see `link_between`."""
+        """Class of the link between two places; see `link_between`."""
         return link_between(src, dst, self.gpus_per_node)
 
     def link(self, kind: LinkClass) -> Link:

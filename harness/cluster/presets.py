@@ -116,7 +116,7 @@ def cluster(name: str = DEFAULT) -> Cluster:
             has the same form.
 
     Raises:
-        ValueError: Unknown name, with the choices; or a file that is no calibration.
+        ValueError: Unknown name, with the choices; or a file that is not a calibration.
     """
     if name.endswith(".toml"):
         return measured(load(Path(name)))

@@ -41,7 +41,7 @@ def length(text: str) -> int:
     """Read a number of tokens: `4096`, `64k`, `1m` (k = 1024, m = 1024 k).
 
     Raises:
-        argparse.ArgumentTypeError: It is none, or less than 1.
+        argparse.ArgumentTypeError: The text is not a length, or less than 1.
     """
     match = re.fullmatch(r"([0-9]{1,10})([km]?)", text.strip().lower())
     tokens = int(match[1]) * _UNITS[match[2]] if match else 0
@@ -57,7 +57,7 @@ def count(text: str) -> int:
     """Read a whole number of at least 1, and no larger than makes sense.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not such a number.
     """
     return _number(whole, text)
 
@@ -66,7 +66,7 @@ def degree(text: str) -> int:
     """Read a context-parallel degree: a plan lists the tasks of every rank, so it has a limit.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a degree.
     """
     return _number(partial(whole, most=MOST_RANKS), text)
 
@@ -75,7 +75,7 @@ def positive(text: str) -> float:
     """Read a positive number.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not such a number.
     """
     return _number(numbers.positive, text)
 
@@ -91,7 +91,7 @@ def dtype(text: str) -> Dtype:
     """Read a precision: float64, float32, bfloat16, float16, or a usual short form.
 
     Raises:
-        argparse.ArgumentTypeError: It is none of these.
+        argparse.ArgumentTypeError: The precision is unknown.
     """
     name = _DTYPES.get(text.strip().lower(), text.strip().lower())
     try:
@@ -105,7 +105,7 @@ def heads(text: str) -> tuple[int, int]:
     """Read query and KV heads: `32/8`, or `32` for as many of each.
 
     Raises:
-        argparse.ArgumentTypeError: They are none.
+        argparse.ArgumentTypeError: The text is not a pair of counts, or KV heads do not divide.
     """
     q, slash, kv = text.partition("/")
     both = count(q), count(kv if slash else q)
@@ -143,7 +143,7 @@ def model(text: str) -> Model:
     """Read a model: a preset's name, or `key=value` pairs, see `models.model`.
 
     Raises:
-        argparse.ArgumentTypeError: It is none; the choices are listed.
+        argparse.ArgumentTypeError: The model is unknown; the choices are listed.
     """
     try:
         return models.model(text)
@@ -152,10 +152,10 @@ def model(text: str) -> Model:
 
 
 def choice(taken: Iterable[E]) -> Callable[[str], E]:
-    """Read one of the values of an enumeration, or of those of its values that are taken.
+    """Read one of the values of an enumeration, or one of the accepted subset.
 
     Raises:
-        argparse.ArgumentTypeError: It is none; those that are taken are listed.
+        argparse.ArgumentTypeError: The value is not accepted; the choices are listed.
     """
     known = {member.value: member for member in taken}
 
@@ -306,7 +306,7 @@ def given(
     """Name the flags, of those that `add` adds, that have another value than their default.
 
     Args:
-        args: What was read.
+        args: The parsed arguments.
         add: Adds them to a parser.
         but: Names of values that are left out.
     """

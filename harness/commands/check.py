@@ -252,7 +252,7 @@ def _read(file: ResultFile) -> Iterator[CheckRecord]:
 
 
 class _Tally:
-    """What a report says of any number of records."""
+    """Counts and worst errors over any number of records."""
 
     def __init__(self, records: Iterable[CheckRecord]) -> None:
         self.counts = dict.fromkeys(Outcome, 0)

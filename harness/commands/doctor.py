@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, what it lacks, and what for."""
+"""`doctor`: parts that this machine has or lacks, and their uses."""
 
 import argparse
 import sys
@@ -58,7 +58,7 @@ def _print(console: Output, facts: Mapping[str, object], findings: Sequence[Find
         if finding.remedy:
             remedies.setdefault(finding.remedy, []).append(finding.name)
     if remedies:
-        console.print("\nto have what is missing:")
+        console.print("\nto add missing parts:")
     for remedy, names in remedies.items():
         console.print(f"{', '.join(names)}: {remedy}")
 

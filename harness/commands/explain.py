@@ -1,4 +1,4 @@
-"""Check whether a configuration is supported, and show its costs or what is supported nearby.
+"""Check whether a configuration is supported, and show its costs or the nearest supported ones.
 
 Costs are communication volume, memory and load balance, counted in plans that were proved.
 """
@@ -28,9 +28,9 @@ _LETTERS = (
     "and of a partial result; U x R: ranks that trade heads x ring; hops: R, or R-1 if pruned"
 )
 _LEGEND = (
-    "recv., peak: MiB received and held, of the busiest rank; imbal.: its work over the mean, in "
-    "total and step by step; heads: query heads of a rank, at most / on average; KV copies: how "
-    "often each KV head is held. Bytes and exact areas of plans that were proved."
+    "recv., peak: MiB that the busiest rank receives and holds; imbal.: its work over the mean, in "
+    "total and step by step; heads: query heads per rank, at most / on average; KV copies: ranks "
+    "that hold each KV head. Bytes and areas are counted exactly in proved plans."
 )
 _MANY_RANKS = 32  # from here on planning takes longer than starting processes for it
 _LABEL = 20
@@ -223,9 +223,9 @@ def _volumes(table: Table, costs: Costs, *, layer: bool) -> None:
         ("backward", costs.volume_bytes_backward, costs.closed_form_bytes_backward),
     )
     for name, counted, formula in rows:
-        known = "plan; no formula known of this volume for this pattern, lengths and heads"
+        known = "plan; no closed form is known for this pattern, lengths and heads"
         if layer:
-            known = "plan; formulas are of attention alone, not of a layer's volume"
+            known = "plan; closed forms cover attention only, not layers"
         if formula is not None:
             known = f"plan; closed form gives {_mib(formula)}"
         table.add_row(f"received, {name}", _mib(counted), known)
@@ -271,14 +271,14 @@ def _all(answers: Sequence[Explanation]) -> Table:
 
 
 def _notes(answers: Sequence[Explanation]) -> list[str]:
-    """What rows have in common, which placements are more even, and what was refused."""
+    """Notes below the table: equal rows, more even placements, and refusals."""
     legal = [answer for answer in answers if answer.legal]
     notes = [f"the same plan: {names}" for names in _alike(legal, lambda one: one.work_hash)]
     others = list({answer.work_hash: answer for answer in reversed(legal)}.values())[::-1]
     notes += [f"equal in all but memory: {names}" for names in _alike(others, _work)]
     for answer in answers:
         for near in answer.evener[:1]:
-            assert answer.costs is not None  # only what is legal has a placement to improve
+            assert answer.costs is not None  # only a legal row has a placement to improve
             notes.append(
                 f"{answer.strategy}: more even with {near.flags} (imbalance "
                 f"{near.imbalance_total:.3f}, not {answer.costs.imbalance_total:.3f})"
@@ -292,7 +292,7 @@ def _notes(answers: Sequence[Explanation]) -> list[str]:
 
 
 def _alike(answers: Sequence[Explanation], key: Callable[[Explanation], object]) -> list[str]:
-    """Names of strategies that have the same of something."""
+    """Names of strategies with the same key, one text per group of several."""
     groups: dict[str, list[str]] = {}
     for answer in answers:
         groups.setdefault(repr(key(answer)), []).append(answer.resolved or answer.strategy)
@@ -300,9 +300,9 @@ def _alike(answers: Sequence[Explanation], key: Callable[[Explanation], object])
 
 
 def _work(answer: Explanation) -> object:
-    """What a row shows beside its memory."""
+    """All values of a row but its memory, to tell equal rows."""
     costs = answer.costs
-    assert costs is not None  # it is asked of what is legal
+    assert costs is not None  # every row here is legal
     received = costs.volume_bytes, costs.volume_bytes_backward
     heads = costs.heads_max, costs.heads_mean, costs.kv_copies
     return received, costs.imbalance_total, costs.imbalance_lockstep, heads

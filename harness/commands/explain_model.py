@@ -213,14 +213,14 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
     if question.step_tokens is not None:
         console.print(
             f"contexts in steps of {_short(question.step_tokens)}; GiB, bar and s at the longest "
-            "of `released`; h: what rests on the host is what does not fit one step further"
+            "context of `released`; h: host memory limits the context"
         )
     rates = as_run(machine).calibration
     console.print(f"memory: ledger of the plan, scaled, and formulas; s a step: simulated, {rates}")
     if question.step_tokens is not None:
         console.print(
-            "s a step: a training step at each row's own longest context, so it compares only rows "
-            "of the same; --seqlen without --max-context gives all rows one"
+            "s a step: a training step at each row's own longest context, so compare only rows of "
+            "equal context; --seqlen without --max-context gives all rows the same"
         )
     for note in notes(answers):
         console.print(note)
@@ -230,7 +230,7 @@ def _print(console: Console, question: Question, answers: Sequence[Answer]) -> N
 
 
 def notes(answers: Sequence[Answer]) -> list[str]:
-    """What strategies have to say of their memory beside that of others; once each."""
+    """Notes of the strategies on their memory figures, each once."""
     said = (strategy(found.name).strategy.training.note for found in answers)
     return list(dict.fromkeys(filter(None, said)))
 

@@ -1,4 +1,4 @@
-"""What `list` says of strategies and patterns, those of other packages too."""
+"""Descriptions of strategies and patterns for `list`, including those of other packages."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap

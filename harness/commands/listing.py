@@ -182,14 +182,13 @@ def _show_clusters(console: Output, names: Sequence[str]) -> None:
 
 
 def _unknown(name: str) -> str:
-    """Why the file of a calibrated cluster has no expected error of plans."""
+    """Reason why the file of a calibrated cluster has no expected error of plans."""
     fitted = CLUSTERS[name].fitted
     if fitted is None or fitted.on_gpus:
         return "expected error unknown: nothing was measured on it"
     return (
-        "its speeds were measured, on one machine; its file has no expected error of plans: how "
-        f"far predictions missed there is in results/{name}.md, and on yours `calibrate --check` "
-        "says it"
+        "speeds measured on one machine; the file has no expected error of plans: see "
+        f"results/{name}.md for the errors there, and run `calibrate --check` for yours"
     )
 
 

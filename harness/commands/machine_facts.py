@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks, and what for."""
+"""Facts about this machine for `doctor`: what is present or missing, and its use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Finding:
         name: What.
         state: Whether it is there and works.
         value: Version, size or reason.
-        serves: What it is needed for.
+        serves: Its use.
         remedy: What to do about it; empty where it is there.
     """
 

@@ -75,7 +75,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         formatter_class=Help,
     )
     _add_plan(parser)
-    add_cluster(parser, "what planners that search plan for, and timelines run on: ")
+    add_cluster(parser, "cluster for search planners and timelines: ")
     parser.add_argument(
         "--show",
         choices=("grid", "table", "timeline"),
@@ -149,7 +149,7 @@ def _context(args: argparse.Namespace) -> Context:
         return context_on(machine)
     if args.cluster != DEFAULT:
         raise ValueError(
-            f"--gpus-per-node ({args.gpus_per_node}) is of plans for no cluster in particular, and "
+            f"--gpus-per-node ({args.gpus_per_node}) only applies without --cluster, and "
             f"--cluster ({args.cluster}) has {machine.gpus_per_node}; give one of them"
         )
     return Context(gpus_per_node=args.gpus_per_node)
@@ -162,7 +162,7 @@ def _machine(args: argparse.Namespace, plan: Plan) -> Cluster:
 
 
 def _levels(args: argparse.Namespace) -> Mapping[str, Any]:
-    """What each level of a planner that searches came to; nothing for others."""
+    """Results of a search planner by level; empty for other strategies."""
     chosen = strategy(args.strategy)
     report = chosen.strategy.report
     if report is None:
@@ -175,7 +175,7 @@ def _load(path: Path) -> Plan:
     """Read a saved plan.
 
     Raises:
-        ValueError: There is no file, or it holds no plan.
+        ValueError: The file does not exist, or has no plan.
     """
     try:
         return from_json(read_text(path))

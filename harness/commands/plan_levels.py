@@ -1,4 +1,4 @@
-"""What each level of a planner that searches came to: a line each, for people."""
+"""Results of a search planner, one line of text per level."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _FRACTIONS = {0.0: "no slack", 0.5: "slack half a block", 1.0: "slack a block"}
 
 
 def level_lines(levels: Mapping[str, Any], direction: Direction) -> str:
-    """Return a line per tiling and schedule: value, bound, gap, by which rule, what settled it.
+    """Return a line per tiling and schedule: value, bound, gap, rule and origin.
 
     Args:
         levels: A planner's report; nothing for strategies that do not search.
@@ -51,15 +51,15 @@ def _lines(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[st
         yield (
             "schedule",
             f"{_ms(each['makespan_s'])} by that timeline, "
-            f"bound of these tasks in any order {_ms(each['bound_s'])}, "
+            f"lower bound for any order of these tasks {_ms(each['bound_s'])}, "
             f"gap {each['gap']:.1%} ({each['source']}, {each['seconds']:.1f} s)",
         )
     if levels.get("refined") is False:
-        yield "refined", "no: fused and scheduled it would take no less"
+        yield "refined", "no: fusing and scheduling would not make it faster"
     yield (
         "planned as",
-        f"for {levels['made_for']}: where tokens lie may not depend on these, which are unknown "
-        "when tokens are dealt to ranks; times and chunks above are of that problem",
+        f"for {levels['made_for']}, to which times and chunks above refer: these are unknown when "
+        "tokens are dealt to ranks, so the placement must not depend on them",
     )
 
 
@@ -68,7 +68,7 @@ def _ms(seconds: float) -> str:
 
 
 def _taken(levels: Mapping[str, Any]) -> str:
-    """Say whose plan was taken, and what it takes beside the planner's own or the next one."""
+    """Say whose plan was taken, with its time and that of the planner's own or the next one."""
     times, other = levels["candidates_s"], levels["fallback"]
     if other:
         return f"{other}'s plan, simulated {_ms(times[other])}; own plan {_ms(times[_OWN])}"
@@ -83,8 +83,7 @@ def _taken(levels: Mapping[str, Any]) -> str:
 def _timeline(levels: Mapping[str, Any]) -> str:
     said = f"{_ms(levels['makespan_s'])} by the planner's own timeline on {levels['cluster']}"
     if levels["calibrated"]:
-        said += ", without what the calibration knows beyond it: transfers that slow kernels, and "
-        said += "more"
+        said += ", without the calibration's further effects, such as transfers that slow kernels"
     return said
 
 
@@ -103,9 +102,9 @@ def _tilings(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[
     if levels.get("allocation") == "row owner":
         on = read_levels(levels["on"])
         if on & {Level.NODE, Level.DEVICE}:
-            yield "tilings", "none found that beats blocks at their rows' owners"
+            yield "tilings", "none found that beats computing blocks at their rows' owners"
         else:
-            yield "tilings", f"not searched (levels={levels['on']}): at their rows' owners"
+            yield "tilings", f"not searched (levels={levels['on']}): blocks at their rows' owners"
 
 
 def _count(value: float) -> str:
@@ -126,7 +125,7 @@ def _rule(rule: Mapping[str, Any]) -> str:
 
 
 def _chunk(name: str, each: Mapping[str, Any], direction: Direction) -> str:
-    """Say what a chunk is, and what counts how many of them."""
+    """Say how large a chunk is, and how many of them each moved tensor counts."""
     rule = each["rule"]
     moved = _MOVED[direction]
     counts = ", ".join(_counts(moved, [rule[weight] for weight in _WEIGHTS]))

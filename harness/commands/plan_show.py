@@ -11,11 +11,13 @@ from harness.plan.plan import Plan
 _MIB = 2**20
 _GAP = "  "
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
-_KEY = "k and q: chunks of keys and queries; @: the rank that owns one; a number: the rank that "
-_KEY += "attends the block; .: nothing is allowed there; +: its heads are spread over several ranks"
+_KEY = (
+    "k and q: chunks of keys and queries; @: the rank that owns one; a number: the rank that "
+    "attends the block; .: the pattern allows no pair there; +: several ranks share its heads"
+)
 _LEGEND = (
-    "A, B: query and key chunks that a rank attends and does not own; C, D: copies of its own that "
-    "others attend"
+    "A, B: query and key chunks that a rank attends and does not own; C, D: copies of its own "
+    "chunks that others attend"
 )
 _ACCOUNTS = ("rank", "A", "B", "C", "D", "received MiB", "sent MiB", "work / mean")
 

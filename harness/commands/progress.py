@@ -1,4 +1,4 @@
-"""What a verb shows: tables on stdout, and live progress on stderr."""
+"""Output of a verb: tables on stdout, and live progress on stderr."""
 
 import shutil
 import sys
@@ -102,7 +102,7 @@ class Live:
     Use as a context manager.
 
     Args:
-        name: What is worked on.
+        name: Name of the work.
         total: How many items.
     """
 

@@ -30,8 +30,8 @@ from strategies import strategy
 _NOTHING = 1e-6
 """Shares of a time below this are rounding."""
 _NEGATIVE = (
-    "Below 0: without the effect the run would be longer: work moves to ranks that wait for "
-    "transfers anyway, or what is no longer held back takes SMs from a kernel that others wait for."
+    "Below 0: the run would take longer without the effect, because work moves to ranks that wait "
+    "for transfers anyway, or an earlier transfer takes SMs from a kernel that others wait for."
 )
 
 
@@ -135,12 +135,12 @@ def _text(args: argparse.Namespace, plan: Plan, body: dict[str, object]) -> str:
         lines.append(f"It would not run: the fullest rank {body['shortage']}.")
     if not adds:
         return wrapped("\n".join(lines))
-    lines.append("Each effect switched off alone would make the time less by")
+    lines.append("Time saved by switching off each effect alone:")
     table = [
         f"  {name:<12} {seconds * 1e3:9.3f} ms {seconds / time_s:6.1%}  {SAID[Effect(name)]}"
         for name, seconds in adds.items()
     ]
-    notes = ["They do not add up: what one hides another may show."]
+    notes = ["The effects do not add up: switching one off may expose another."]
     if any(seconds < -_NOTHING * time_s for seconds in adds.values()):
         notes.append(_NEGATIVE)
     return "\n".join([wrapped("\n".join(lines)), *table, wrapped(" ".join(notes))])

@@ -26,10 +26,10 @@ _LEGEND = (
     "the number behind it is the quotient of their logged times, and off is against that; x: the "
     "baseline was not measured but taken as 16/15 of the causal ring; e: the baseline's eager "
     f"runtime alone makes {_RUNTIME} of the speed-up or more.",
-    "Known besides: the ring on H100 is of another repository, which is not public; published "
-    "times are the best of several measured variants of a plan; between nodes their plans run a "
-    "node's part as one block. Dense values are those of the authors' A800 logs, though the paper "
-    "says H100: they are predicted on a800 unless --cluster says else.",
+    "Also known: the published ring on H100 ran code that is not public; published times are the "
+    "best of several measured variants of a plan; between nodes their plans run a node's part as "
+    "one block. Dense values come from the authors' A800 logs, though the paper says H100: they "
+    "are predicted on a800 unless --cluster names another.",
 )
 
 

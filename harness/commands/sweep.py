@@ -188,8 +188,8 @@ def run(args: argparse.Namespace) -> int:
     """Run a sweep."""
     if args.transport and args.launch is None:
         raise ValueError(
-            f"--transport ({args.transport}) is of ranks that a launcher started, as torchrun does;"
-            " those that a sweep starts itself use gloo"
+            f"--transport ({args.transport}) only applies under a launcher such as torchrun; ranks "
+            "that a sweep starts itself use gloo"
         )
     cells = [_placed(cell, args.launch) for cell in _cells(args)]
     if args.dry_run:
@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
         _say_if_other(asked, results.records, folder)
         try:
             _run(args, pending(cells, results.records), results)
-        except BaseException:  # what is done is done, also if Ctrl-C ends it here
+        except BaseException:  # finished cells are written even if Ctrl-C ends it here
             with suppress(OSError):  # a full disk: what ended it says more
                 _summarise(results, cells)
             raise
@@ -220,7 +220,8 @@ def run(args: argparse.Namespace) -> int:
         print(text, file=sys.stderr)
     found = {entry.status for entry in records}
     if records and Status.OK not in found:
-        print(f"sweep: nothing ran: {len(records)} cells, none ok; see why above", file=sys.stderr)
+        text = f"sweep: none of the {len(records)} cells ran; the reasons are above"
+        print(text, file=sys.stderr)
         return 1
     return 1 if found & {Status.ERROR, Status.TIMEOUT} else 0
 
@@ -235,7 +236,7 @@ def _summarise(results: ResultFolder, cells: Sequence[Config]) -> list[CellRecor
 
 
 def _say_if_other(asked: set[str], records: Sequence[CellRecord], folder: Path) -> None:
-    """Say that a folder has none of the cells: flags of its own sweep may have been left out."""
+    """Warn if a folder has none of the cells: the flags of its own sweep may be missing."""
     if records and not any(entry.config_hash in asked for entry in records):
         print(
             f"note: none of the {len(records)} records in {folder} belongs to this sweep's "

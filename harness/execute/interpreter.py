@@ -52,7 +52,7 @@ from harness.plan.tasks import (
 
 
 class Span(NamedTuple):
-    """When a rank did a task, in seconds since the run began."""
+    """Start and end of a task on a rank, in seconds since the run began."""
 
     task: int
     rank: int
@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """What an execution leaves behind: tensors by place and piece, and when things happened."""
+    """Result of an execution: tensors by place and piece, and the times of tasks."""
 
     results: dict[Resident, torch.Tensor]
     spans: list[Span] = field(default_factory=list)
@@ -156,7 +156,7 @@ class _Clock:
         return time.perf_counter() if self._first is None else self._event()
 
     def seconds(self, mark: "_Mark") -> float:
-        """When a mark was; waits for the GPU to have passed it."""
+        """Time of a mark; waits until the GPU has passed it."""
         if self._first is None or isinstance(mark, float):
             assert isinstance(mark, float)
             return mark
@@ -523,7 +523,7 @@ class _Interpreter:
             lse_target, _ = self._room(lse_slab, lse_cut)
             with self.watch.in_kernel():
                 kernels.merge_(target, lse_target, part, lse_part, into)
-            del target, into  # what was laid out anew goes before the next is
+            del target, into  # free the copy before the next is made
 
     def _accumulate(self, write: Access, where: Cut, grad: torch.Tensor, fresh: set[int]) -> None:
         """Add a partial gradient to the accumulators; a fresh slab that it fills becomes it."""
@@ -567,7 +567,7 @@ class _Interpreter:
         return whole
 
     def _room(self, slab: int, cut: Cut | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a contribution is added to, and where the sum goes: a loose slab is laid out."""
+        """Return the addend of a contribution and the target of the sum; lay out a loose slab."""
         total = into = self._slab(slab)
         if slab in self.loose:
             self.loose.discard(slab)

@@ -64,7 +64,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of lse, delta and accumulated outputs: float32, or float64 for float64.
 
     Raises:
-        UnsupportedError: If there is no attention in `dtype`.
+        UnsupportedError: Attention does not support `dtype`.
     """
     if dtype not in _ACCUMULATORS:
         msg = f"kernels: there is no attention in {dtype}"
@@ -97,7 +97,7 @@ def attend(
         dtype: that is strided as the kernel left it, so that one pass converts and orders it.
 
     Raises:
-        UnsupportedError: If there is no attention in the dtype or on the device.
+        UnsupportedError: Attention does not support the dtype or the device.
         ValueError: If shapes, dtypes, devices and mask do not fit together.
     """
     _check(q, k, v, mask)
@@ -250,8 +250,8 @@ def add(total: Tensor, part: Tensor, into: Tensor) -> None:
     """Add two tensors `(B, H, S, D)` in the higher precision, rounded once to that of `into`.
 
     Args:
-        total: What was added up so far.
-        part: What is added.
+        total: The sum so far.
+        part: The addend.
         into: Where the sum goes; may be `total`.
     """
     if total.dtype == part.dtype == into.dtype:

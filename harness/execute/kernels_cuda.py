@@ -69,7 +69,7 @@ def only(name: str) -> Iterator[None]:
     Raises:
         UnsupportedError: It cannot be used here; the reason is told.
     """
-    status = capabilities().get(name, "there is none of this name")
+    status = capabilities().get(name, "no kernel has this name")
     if status != "ok":
         raise UnsupportedError(f"kernel {name}: {status}", tuple(FINDERS))
     token = _ONLY.set(name)

@@ -70,7 +70,7 @@ def from_model(rows: Tensor, weight: Tensor) -> Tensor:
 def weight_gradient(
     values: Tensor, rows: Tensor, angles: Tensor | None, into: Tensor | None = None
 ) -> Tensor:
-    """What some tokens add to the gradient of a weight: values^T rows, head by head.
+    """Contribution of some tokens to the gradient of a weight: values^T rows, head by head.
 
     Args:
         values: dq, dk, dv or out, `(B, H, S, D)`.

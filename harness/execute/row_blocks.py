@@ -103,7 +103,7 @@ def backward(run: Backward, six: Six, mask: Mask, scale: float) -> Triple:
         rows, blocks = _Rows.of(batch, size, q.device), len(batch.rows)
         dout_part, q_part, out_part = (rows.take(x, blocks) for x in (dout, q, out))
         lse_part = rows.take(lse, blocks)
-        if rows.real is not None:  # what is repeated has no weight
+        if rows.real is not None:  # repeated columns have no weight
             gone = torch.ones(len(rows.index), dtype=torch.bool, device=q.device)
             gone[rows.real] = False
             hidden = gone.view(-1, 1, batch.seen.shape[1]).repeat(q.shape[0], 1, 1)
@@ -148,7 +148,7 @@ def _by_batch(x: Tensor, batch: int) -> Tensor:
 
 
 def _columns(x: Tensor, columns: Columns) -> Tensor:
-    """Copy runs of columns of each block; those outside of x are of another token, unseen."""
+    """Copy runs of columns of each block; columns outside of x belong to tokens that are masked."""
     blocks = len(columns[0][0])
     index = torch.cat(
         [

@@ -79,7 +79,7 @@ def collect(plan: Plan, results: Mapping[Resident, torch.Tensor], tensor: Tensor
     places are added.
 
     Raises:
-        ValueError: There is no such piece.
+        ValueError: The piece does not exist.
     """
     found = [(r.piece, value) for r, value in results.items() if r.piece.tensor is tensor]
     if not found:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 @dataclass(slots=True)
 class Traffic:
-    """What each rank sent and received: bytes, and messages."""
+    """Bytes and messages that each rank sent and received."""
 
     sent_bytes: dict[int, int] = field(default_factory=dict)
     received_bytes: dict[int, int] = field(default_factory=dict)

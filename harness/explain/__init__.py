@@ -1,1 +1,1 @@
-"""Is a configuration supported? What does it move, and what is legal nearby?"""
+"""Support of a configuration, its volumes, and the nearest supported ones."""

@@ -1,4 +1,4 @@
-"""What is near and legal where a strategy cannot do a problem; every alternative is planned."""
+"""Nearest supported configurations of a refused problem; every alternative is planned."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Is a strategy legal for a problem, what is near if not, and what does it cost if so.
+"""Whether a strategy supports a problem: its costs, or the nearest supported configurations.
 
 Legal means tried: the strategy made a plan for both directions and the verifier proved it. Every
 alternative named is planned too. Costs are counted in the plan; where a closed form is known it
@@ -27,7 +27,7 @@ from harness.proved.plans import proved_once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a legal strategy costs, on the busiest or fullest rank.
+    """Costs of a supported configuration, on the busiest or fullest rank.
 
     Attributes:
         volume_bytes: Received in the forward pass of one layer, counted in the plan.
@@ -104,9 +104,9 @@ class Explanation:
         resolved: The same with what the strategy chose, forward; None if it is not legal.
         resolved_backward: As above, backward.
         work_hash: Of both plans, whatever the strategy's name; None likewise.
-        problem: What was asked.
+        problem: The problem that was asked about.
         reason: Why it is not legal; None if it is.
-        hints: What the strategy itself suggests; not tried.
+        hints: Alternatives that the strategy suggests; not planned.
         nearest: Legal alternatives, each planned, nearest first.
         evener: Placements of tokens that spread the work more evenly, the most even first.
         costs: None if it is not legal.

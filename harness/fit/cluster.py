@@ -258,7 +258,7 @@ def fit_effects(
         log(
             f"{value.id}: {made.__name__}: {len(some)} runs, mean |log| {before:.4f} to {after:.4f}"
         )
-        if after < _GAIN * before:  # else it is a fit of what was fitted already
+        if after < _GAIN * before:  # else the fit has converged
             value = made(value, best)
     value = fit_hosts(value, eager, log)
     return _uneven(value, [c for c in eager if c.strategy == "stripe"], log)
@@ -356,7 +356,7 @@ def _with_far(value: Calibration, x: Reals) -> Calibration:
 
 
 def cluster_sources(machine: Machine, date: str) -> dict[str, str]:
-    """What each line of a calibration cites, by section."""
+    """Source of each line of a calibration, by section."""
     logs = "UltraAttn (SC'25) repository"
     runs = f"{logs}, half of the runs on {machine.runs}, fitted {date}"
     gathers = f"{logs}, half of the fused grids on {machine.runs}, fitted"

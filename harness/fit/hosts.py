@@ -57,7 +57,7 @@ def fit_hosts(
 
 
 def host_counts(case: Case) -> list[int]:
-    """What the busiest host launches: as `_NAMES`, and messages."""
+    """Launches of the busiest host: counts in the order of `_NAMES`, then messages."""
     how = baseline_convention(case)
     last: dict[int, Launched] = {}
     for part in baseline(case).parts:

@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def read(folder: Path, name: str) -> list[Row]:
-    """Return the rows of a table; none if it is not there. Bytes that are no UTF-8 become U+FFFD.
+    """Return the rows of a table; none if it is not there. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        ValueError: The file is no table.
+        ValueError: The file is not a table.
     """
     path = folder / name
     if not path.exists():

@@ -39,7 +39,7 @@ class KernelShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured of this machine, in seconds.
+    """Measurements of this machine, in seconds.
 
     Attributes:
         cpu: Its processor.
@@ -256,7 +256,7 @@ def _backward(x: list[float]) -> BackwardKernel:
 
 
 def machine_sources(date: str) -> dict[str, str]:
-    """What each line of a local calibration cites, by section."""
+    """Source of each line of a local calibration, by section."""
     here = f"measured on this machine, {date}"
     same = f"as inside the node, for there is one, {date}"
     return {

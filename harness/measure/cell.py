@@ -40,7 +40,7 @@ _WHOLE_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """What one rank saw.
+    """Measurements of one rank.
 
     Attributes:
         samples_s: Seconds of each timed iteration.
@@ -61,7 +61,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a rank did not run a cell: no strategy is wrong to refuse what it cannot do."""
+    """Reason why a rank did not run a cell: a refusal is not an error of the strategy."""
 
     reason: str
 
@@ -185,7 +185,7 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
 
 
 def program_of(config: Config, first: RankSample) -> Program:
-    """What ran, as rank 0 says.
+    """Read the program that ran, from rank 0's report.
 
     Raises:
         ValueError, PlanError: It says nothing that is proved.

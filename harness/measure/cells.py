@@ -33,18 +33,18 @@ from harness.records.config import Config
 from strategies import strategy
 
 LAUNCHED_JOBS: Mapping[str, Callable[..., object]] = {"cell": rank_job, "peer": peer_job}
-"""What ranks of a launch can be told to do."""
+"""Jobs that the ranks of a launch accept, by name."""
 P = ParamSpec("P")
 _STARTS = 2
 """Starts of a crew that may fail in a row: one worker may have been killed from outside."""
 _RANK_BYTES = 2**28
-"""What an idle rank takes at least; degrees that free memory cannot hold are not tried."""
+"""Least memory of an idle rank; degrees that free memory cannot hold are not tried."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a measured cell may use.
+    """Limits of a measured cell.
 
     Attributes:
         timeout_s: Seconds, planning included.
@@ -62,7 +62,7 @@ class Limits:
 
 
 class Crew(Protocol):
-    """What runs the ranks of a cell: a `Team`, or the processes of a launch (see `launch`)."""
+    """Runner of the ranks of a cell: a `Team`, or the processes of a launch (see `launch`)."""
 
     @property
     def alive(self) -> bool:

@@ -67,7 +67,7 @@ def read_plans(text: str) -> Planned:
     """Read and prove what rank 0 sent.
 
     Raises:
-        ValueError: It is no couple of plans.
+        ValueError: The answer is not a pair of plans.
         PlanError: One is wrong.
     """
     forward, backward = parsed(text)["plans"]

@@ -1,18 +1,18 @@
-"""What is counted as memory, and what it is held for; see `memory` for who counts."""
+"""Rules by which memory is counted, and the uses that it is counted under."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Use(StrEnum):
-    """What memory is held for."""
+    """Purpose for which memory is held."""
 
     WEIGHTS = "weights"
     """Weights of a layer, and sums that become their gradients."""
     INPUT = "input"
-    """What a plan starts from: the caller's."""
+    """Inputs of a plan, held by its caller."""
     SAVED = "saved"
-    """What forward leaves for backward."""
+    """Tensors that forward saves for backward."""
     RESULT = "result"
     """Outputs that backward does not need."""
     LOCAL = "local"
@@ -31,7 +31,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counting:
-    """What is counted; the same for every strategy.
+    """Flags of one way to count memory; the same for every strategy.
 
     Attributes:
         held: Inputs stay throughout, as their caller holds them; else each goes after its last use.
@@ -68,4 +68,4 @@ ALGORITHM = Counting()
 EXECUTOR = Counting(
     held=True, wide_sums=True, wide_rows=True, results=True, staging=True, narrow=True
 )
-"""What `execute` holds on the CPU: equal to the account to the byte."""
+"""Memory that `execute` holds on the CPU: equal to the allocator's account to the byte."""

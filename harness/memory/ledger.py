@@ -67,7 +67,7 @@ class Ledger:
     """Bytes per rank.
 
     Attributes:
-        inputs_bytes: What the caller holds on the device.
+        inputs_bytes: Bytes that the caller holds on the device.
         peak_bytes: The most that is held there at any time, inputs included.
         host_peak_bytes: As `peak_bytes`, in the rank's host memory.
         uses_bytes: What `peak_bytes` is made of at the first moment that it is reached.
@@ -108,7 +108,7 @@ def trade_buffers(program: Program) -> tuple[int, ...]:
 
 
 class _Result(NamedTuple):
-    """What a kernel call returns, to be added to an accumulator.
+    """Result of a kernel call, to be added to an accumulator.
 
     Attributes:
         cut: Where it belongs.
@@ -125,7 +125,7 @@ class _Result(NamedTuple):
 
 @dataclass(slots=True)
 class _Loop:
-    """What the loop of released ring code holds at a place.
+    """Memory that the loop of released ring code holds at a place.
 
     Attributes:
         heads: Query heads that it is about.
@@ -263,7 +263,7 @@ class _Ledger:
             self.peak_uses[place] = dict(self.uses[place])
 
     def _use_of(self, slab: int) -> Use:
-        """What a slab is held for."""
+        """Purpose for which a slab is held."""
         piece = self.program.slabs[slab].piece
         if piece.tensor.is_weight:
             return Use.WEIGHTS
@@ -567,7 +567,7 @@ class _Ledger:
         self._now(slab, self._use_of(slab))
 
     def _lay_out(self, slab: int) -> None:
-        """What is added to a loose slab goes with it into a new one."""
+        """Move a loose slab into a new one, with the contribution that is added to it."""
         if slab in self.loose:
             self.loose.discard(slab)
             place, size = self.program.slabs[slab].place, self.size[slab]

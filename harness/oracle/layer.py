@@ -1,4 +1,4 @@
-"""What a whole layer is checked with: its inputs, the names of its results, and their reference."""
+"""Inputs, names of results and reference results for the check of a whole layer."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a problem is checked with: its inputs, the names of its results, and their reference."""
+"""Inputs, names of results and reference results for the check of a problem."""
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -71,7 +71,7 @@ _ROUNDED = {"out": (2, 3.0), "lse": (2, 1 / 64), "y": (2, 3.0)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """What results for one set of inputs are compared with.
+    """Reference results for one set of inputs, and the error that each result may have.
 
     Args:
         dtype: Of the inputs.
@@ -199,7 +199,7 @@ def _scales(
     dlse: Tensor | None = None,
     scores: Scores = PLAIN,
 ) -> dict[str, float]:
-    """What an error of each of an attention's results is divided by."""
+    """Scale of each result of attention: its error is divided by it."""
     q, k, v = qkv
     rho_q, rho_k = spreads(q, k, allowed, scale, scores)
     terms = {"out": rho_q * _largest(v), "lse": 1.0}

@@ -1,4 +1,4 @@
-"""What an adapter makes of a peer for one rank."""
+"""A peer's functions, adapted for one rank."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

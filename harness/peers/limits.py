@@ -1,4 +1,4 @@
-"""What a peer is judged on, by the one tolerance of all."""
+"""Judgement of a peer's results, by the one tolerance."""
 
 from collections.abc import Mapping
 

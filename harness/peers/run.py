@@ -25,7 +25,7 @@ _BACKWARD = ("dq", "dk", "dv")
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """What one rank saw of a peer.
+    """Outcome of a peer on one rank.
 
     Attributes:
         samples_s: Seconds of each timed iteration.
@@ -40,7 +40,7 @@ class PeerRun:
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """Why a rank did not run a peer.
+    """Reason why a rank did not run a peer.
 
     Attributes:
         reason: In words.

@@ -25,15 +25,15 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAccount:
-    """What one rank computes, needs and moves.
+    """Work, needs and traffic of one rank.
 
     Attributes:
         A: Query chunks that it attends and does not own.
         B: Key chunks likewise.
         C: Copies of its own query chunks that others attend.
         D: Copies of its own key chunks likewise.
-        received_bytes: What it receives from other ranks.
-        sent_bytes: What it sends to other ranks.
+        received_bytes: Bytes that it receives from other ranks.
+        sent_bytes: Bytes that it sends to other ranks.
         area: Pairs that it attends, over all heads.
     """
 

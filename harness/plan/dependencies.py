@@ -1,4 +1,4 @@
-"""What the tasks of a plan truly wait for, and plans rebuilt from tasks in another order.
+"""True dependencies of a plan's tasks, and plans rebuilt from tasks in another order.
 
 A plan's edges also fix the order of tasks that add to one accumulator. Any order of those is right,
 so a pass may choose another; the edges are then derived anew from the one readiness rule.

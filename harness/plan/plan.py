@@ -35,7 +35,7 @@ class Plan:
     """A whole plan for one direction of one problem.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         strategy: Name of the strategy, with its options, as a user would type it.
         direction: Forward or backward.
         q_chunks: Positions of each query chunk; together they cover the queries once.
@@ -43,7 +43,7 @@ class Plan:
         initial: What lives where before the first task.
         tasks: In a topological order.
         outputs: Where the results must end, every (chunk, head) once.
-        saved: What a forward plan leaves for its backward plan.
+        saved: Pieces that a forward plan leaves for its backward plan.
     """
 
     problem: Problem
@@ -73,7 +73,7 @@ class Plan:
 
     @cached_property
     def _tokens(self) -> dict[tuple[Tensor, tuple[int, ...]], int]:
-        """What `tokens` has counted: every consumer asks for the same few pieces again."""
+        """Memo of `tokens`: every consumer asks for the same few pieces again."""
         return {}
 
     def rows(self, piece: Piece, chunks: Sequence[int]) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Plan:
 
     @cached_property
     def _rows(self) -> dict[tuple[Tensor, tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
-        """What `rows` has found: each run of a plan asks for the same."""
+        """Memo of `rows`: each run of a plan asks for the same."""
         return {}
 
     @cached_property

@@ -44,7 +44,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be computed; every strategy plans the same value.
+    """An attention problem, or a layer around one; every strategy plans the same value.
 
     Attributes:
         pattern: Who attends whom; carries seqlen_q and seqlen_kv (tokens).
@@ -111,7 +111,9 @@ class Problem:
         if type(self.rotary) is not float:
             object.__setattr__(self, "rotary", float(self.rotary))
         if self.hidden is None:
-            raise ValueError(f"rotary ({self.rotary}) is of whole layers; set hidden as well")
+            raise ValueError(
+                f"rotary ({self.rotary}) only applies to whole layers; set hidden as well"
+            )
         if not 1 < self.rotary < math.inf:  # false of NaN as well
             raise ValueError(f"rotary ({self.rotary}) must be a base above 1, such as 500000")
         if self.head_dim % 2:

@@ -116,7 +116,7 @@ _TASKS: Mapping[str, tuple[str, ...]] = {
     "linear": ("place", "op", "reads", "writes", "rotary", "after"),
     "free": ("place", "pieces", "after"),
 }
-"""What follows the kind of a task."""
+"""Fields that follow the kind of a task."""
 
 
 def _read_problem(raw: object) -> Problem:

@@ -1,4 +1,4 @@
-"""What lives where while a plan runs: the one readiness rule.
+"""Residency of pieces while a plan runs: the one readiness rule.
 
 Walking a plan's tasks in order, this module keeps the slabs (pieces as they were created) of every
 place. For each task it resolves the pieces that the task touches to parts of slabs, and tells which
@@ -99,11 +99,11 @@ _Cells = dict[int, tuple[tuple[int, int], ...]]
 
 
 class _Held(NamedTuple):
-    """What is at one place.
+    """Slabs at one place.
 
     Attributes:
         cells: By tensor and version.
-        whole: Slabs that nothing was taken from yet, by what they hold: most reads are of a whole
+        whole: Slabs that nothing was taken from yet, by their piece: most reads ask for a whole
             one.
     """
 

@@ -34,7 +34,7 @@ def spans(mask: Mask) -> tuple[Ints, Ints]:
     """Return the half-open run of columns that each row of a BAND or PACKED mask meets.
 
     Returns:
-        First and last column (exclusive), each of shape (rows,); 0 and 0 where there is none.
+        First and last column (exclusive), each of shape (rows,); 0 and 0 for a row without keys.
     """
     at = mask.q.start + mask.q.step * np.arange(len(mask.q), dtype=np.int64)
     if mask.bands is not None:
@@ -87,7 +87,7 @@ class Batch:
         edges: The columns of `seen`; a run may reach beyond the first or the last column, unseen.
         seen: Which row meets which of these columns, (blocks, rows, columns); one block if all are
             alike.
-        common: One more run, which every row meets; None if there is none.
+        common: One more run, which every row meets; None without one.
     """
 
     rows: Ints
@@ -136,8 +136,8 @@ def _batch(blocks: _Blocks, some: Ints) -> Batch:
     edges: Columns = ((k0, width),)
     common = None
     if shared:
-        # Where less is to the left of what is shared than in another block, the left run overlaps
-        # it, unseen: so all blocks have as many columns.
+        # All blocks get equally many columns: where fewer lie left of the shared run than in other
+        # blocks, the left run overlaps the shared one and is masked there.
         left = int((blocks.common[some] - k0).max())
         after = blocks.common[some] + shared
         edges = ((blocks.common[some] - left, left), (after, int((blocks.k1[some] - after).max())))

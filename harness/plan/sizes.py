@@ -38,7 +38,7 @@ def width(plan: Plan, tensor: Tensor) -> int:
     """Elements per token and head; of x and y per token, of a weight per head.
 
     Raises:
-        ValueError: It is of a layer, and the problem has no model width.
+        ValueError: The tensor belongs to a layer, and the problem has no model width.
     """
     problem = plan.problem
     if tensor in _PER_ROW:

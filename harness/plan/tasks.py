@@ -10,7 +10,7 @@ from harness.plan.problem import Direction
 
 
 class Tensor(StrEnum):
-    """What a piece is a part of.
+    """Tensor that a piece is a part of.
 
     `*_PART` are partial results in accumulator precision: a value that still lacks, or may lack,
     contributions. They are a linear resource: sending or finishing one takes it from its place.
@@ -102,7 +102,7 @@ NO_CHUNKS = (0,)
 
 
 FINISHED = {part: Tensor(part.value.removesuffix("_part")) for part in Tensor if part.is_part}
-"""What each partial result becomes when it is complete."""
+"""Finished tensor of each partial result."""
 
 
 GATHERED = 1
@@ -335,7 +335,7 @@ LINEAR_FORMS: Mapping[tuple[LinearOp, tuple[Tensor, ...]], Tensor] = {
     (LinearOp.WEIGHT_GRAD, (Tensor.X, Tensor.DV)): Tensor.DW_V_PART,
     (LinearOp.WEIGHT_GRAD, (Tensor.OUT, Tensor.DY)): Tensor.DW_O_PART,
 }
-"""What each product reads, in this order, and the tensor that it writes."""
+"""Tensors that each product reads, in this order, and the tensor that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ Task = Tile | Transfer | Collective | Merge | Finish | Delta | Linear | Free
 
 
 class Mode(StrEnum):
-    """What a task does to a piece."""
+    """Effect of a task on a piece."""
 
     READ = "read"
     TAKE = "take"
@@ -509,7 +509,7 @@ class Resident(NamedTuple):
 
 
 class Scope(StrEnum):
-    """What a plan starts from: q, k and v, or x and the weights."""
+    """Inputs of a plan: q, k and v, or x and the weights."""
 
     ATTENTION = "attention"
     LAYER = "layer"

@@ -1,1 +1,1 @@
-"""What strategies are written with: the plan builder, rings, all-to-alls, layers."""
+"""Building blocks of strategies: the plan builder, rings, all-to-alls, layers."""

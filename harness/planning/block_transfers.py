@@ -198,7 +198,7 @@ def plan_allocation(
     rows of others before its own, so that partial results leave early.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         name: Name that the plan will carry.
         direction: Forward or backward.
         allocation: Who owns chunks and who computes blocks; blocks without allowed pairs are
@@ -264,7 +264,7 @@ class _Homecoming:
 
 
 class _Work:
-    """What an allocation asks of each rank, in order.
+    """Work and transfers of each rank under an allocation, in order.
 
     Attributes:
         owner: Rank that owns each chunk.

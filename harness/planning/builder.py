@@ -47,7 +47,7 @@ class PlanBuilder:
     """Collect the tasks of one plan.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         strategy: Name that the plan will carry.
         direction: Forward or backward.
         queries: Who owns which query tokens.
@@ -314,7 +314,7 @@ class PlanBuilder:
 
 
 def _among(all_of: Chunks, found: list[int]) -> Chunks:
-    """What was found of some chunks, in their order; the very same value if that is all."""
+    """Return the chunks that were found, in their order; the same object if all were."""
     return all_of if len(found) == len(all_of) else tuple(found)
 
 

@@ -1,8 +1,8 @@
-"""What a layer keeps between its two directions: checkpointing and offloading, of any strategy.
+"""Tensors that a layer saves for backward: checkpointing and offloading, for any strategy.
 
 Both are passes over a pair of plans. Checkpointing lets forward save less; backward first does
 again what it lacks, by the forward plan's own tasks, and lets go of whatever else they bring.
-Offloading lets what is saved rest in the host's memory: forward sends it there when it is made,
+Offloading keeps saved tensors in the host's memory: forward sends each there when it is made,
 backward fetches it when it is first read. Both are seen in the plans as tasks, with their price.
 """
 
@@ -29,10 +29,10 @@ from harness.plan.tasks import (
 
 
 class Checkpoint(StrEnum):
-    """What forward saves for backward, besides weights."""
+    """Tensors that forward saves for backward, besides weights."""
 
     NONE = "none"
-    """What the strategy saves."""
+    """Whatever the strategy saves."""
     ATTENTION = "attention"
     """x, out and lse: backward projects and moves q, k and v again, and attends no tile again."""
     LAYER = "layer"
@@ -44,7 +44,7 @@ _SAVED = {
     Checkpoint.LAYER: frozenset({Tensor.X}),
 }
 _STAY = frozenset({Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O, Tensor.DY})
-"""What a backward plan starts from and no forward plan saved."""
+"""Inputs of a backward plan that no forward plan saves."""
 
 
 # Checkpointing ------------------------------------------------------------------------------

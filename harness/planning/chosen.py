@@ -41,7 +41,7 @@ class Chosen:
 
     @property
     def needs_layer(self) -> bool:
-        """Whether the strategy, or an option that is set, is of whole layers."""
+        """Whether the strategy, or an option that is set, applies to whole layers only."""
         return self.strategy.layers_only or self._has_layer_options
 
     @property
@@ -82,7 +82,7 @@ class Chosen:
         problem = replace(problem, round_sent=self.common.round_sent)
         if self._has_layer_options and not layer:
             raise UnsupportedError(
-                f"{self.text}: {', '.join(LAYER_OPTIONS)} are of whole layers",
+                f"{self.text}: {', '.join(LAYER_OPTIONS)} only apply to whole layers",
                 ("--scope layer",),
             )
         with without_collection():

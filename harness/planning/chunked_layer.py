@@ -89,7 +89,7 @@ class ChunkedLayer:
         )
 
     def resting(self, rank: int) -> list[tuple[Place, Piece]]:
-        """What rests on the host between the two directions."""
+        """Pieces that rest on the host between the two directions."""
         kinds = (Tensor.Q, *KV, Tensor.OUT, Tensor.LSE)
         pieces = [
             piece

@@ -76,7 +76,7 @@ def ring_volume(
 
     Args:
         source: Where the form is from.
-        problem: What is computed.
+        problem: The problem.
         direction: Forward or backward.
         options: `prune` says whether the owner keeps its own share of dk and dv; else yes.
         context: Not asked.
@@ -110,7 +110,7 @@ def mesh_volume(
     Args:
         source: Where the form is from.
         degrees: (problem, options, context) -> (U, R).
-        problem: What is computed.
+        problem: The problem.
         direction: Forward or backward.
         options: `prune`, and whether the ring is inside (`ring_inside`).
         context: As `degrees` reads it.

@@ -198,7 +198,7 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
 
 
 def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[Seat, ...]:
-    """What each rank works on after the turn: its heads of all its group's tokens."""
+    """Seat of each rank after the all-to-all: its heads, for all tokens of its group."""
     return tuple(
         Seat(
             tuple(sorted(c for peer in groups.group(rank) for c in b.queries.owned[peer])),

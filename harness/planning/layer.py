@@ -159,7 +159,7 @@ def as_layer(plan: Plan) -> Plan:
 
 
 class _Around:
-    """What both directions share."""
+    """State that both directions share."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

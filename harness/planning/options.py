@@ -113,27 +113,27 @@ class Common:
     """The options that every strategy takes.
 
     Attributes:
-        checkpoint: What a layer saves for backward; see `checkpoint`.
-        offload: What a layer saves rests on the host.
+        checkpoint: Tensors that a layer saves for backward; see `checkpoint`.
+        offload: A layer's saved tensors rest on the host.
         sum_gradients: A layer's weight gradients are summed over ranks.
         round_sent: Partial dq, dk and dv are sent in the problem's dtype.
     """
 
-    checkpoint: Checkpoint = option(Checkpoint.NONE, "what backward starts from beside x")
-    offload: bool = option(False, "let what is saved for backward rest on the host")
-    sum_gradients: bool = option(
-        False, "sum gradients of weights over ranks, a share of the heads to each"
+    checkpoint: Checkpoint = option(
+        Checkpoint.NONE, "recompute in backward: nothing, q, k and v, or the whole layer"
     )
+    offload: bool = option(False, "keep the tensors saved for backward in host memory")
+    sum_gradients: bool = option(False, "reduce-scatter weight gradients over ranks, by heads")
     round_sent: bool = option(
-        False, "send partial gradients in the dtype of q, not as they are kept"
+        False, "send partial gradients in the dtype of q, not in accumulator precision"
     )
 
 
 COMMON_OPTIONS = ("round_sent",)
-"""Those of `Common` that mean something at either scope."""
+"""Options of `Common` that apply at either scope."""
 
 LAYER_OPTIONS = ("checkpoint", "offload", "sum_gradients")
-"""Those of `Common` that are for whole layers."""
+"""Options of `Common` that apply to whole layers only."""
 
 
 def options_of(options: object) -> Mapping[str, Option]:

@@ -47,7 +47,7 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """What a user types."""
+        """Name as a user types it."""
         return f"{PREFIX}{self.package}/{self.function}"
 
     @property
@@ -140,7 +140,7 @@ _ALL = (
         summary="context_parallel",
         source="github.com/pytorch/pytorch",
         version="2.13.0",
-        refusal="it has rules for the CUDA attention operators alone; torch 2.13.0 raises "
+        refusal="it supports the CUDA attention operators only; torch 2.13.0 raises "
         "NotImplementedError for aten._scaled_dot_product_flash_attention_for_cpu",
     ),
 )
@@ -221,7 +221,11 @@ _Rule = tuple[bool, str, tuple[str, ...]]
 def _rules(chosen: ChosenPeer, problem: Problem) -> Iterable[_Rule]:
     own, cp = chosen.peer, problem.cp
     yield bool(own.refusal), own.refusal, ("a strategy of the harness",)
-    yield problem.hidden is not None, "it is attention alone, no layer", ("scope attention",)
+    yield (
+        problem.hidden is not None,
+        "it computes attention only, not a layer",
+        ("scope attention",),
+    )
     yield cp == 1, "cp (1) must be at least 2", ("cp=2",)
     yield from _numbers(own, problem)
     yield from _mask(own, problem)

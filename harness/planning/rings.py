@@ -14,7 +14,7 @@ Holder = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What one rank of a ring works on.
+    """Chunks and heads that one rank of a ring works on.
 
     Attributes:
         q: Query chunks.
@@ -111,7 +111,7 @@ def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
 
 
 class _Round:
-    """What the ranks of one ring do at each step."""
+    """Work of the ranks of one ring at each step."""
 
     def __init__(self, b: PlanBuilder, ring: Ring) -> None:
         self.b, self.ring, self.needs = b, ring, _needs(b, ring)

@@ -79,5 +79,5 @@ def _unknown(strategy: Strategy[Any], key: str, part: str) -> str:
         mesh = f"{part}x2 ({first.capitalize()} x {second}) or {first}={part}, or "
     return (
         f"{strategy.name}: option ({key}) is unknown; it takes {mesh}{known or 'no options'}, and "
-        f"as all do {', '.join(f'{name}=' for name in _EVERYBODY)}; `list` has their values"
+        f"as all do {', '.join(f'{name}=' for name in _EVERYBODY)}; `list` shows their values"
     )

@@ -100,7 +100,7 @@ class Stages:
     when the last of them is done; so it crosses the network once per rank that uses it.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         heads: Per stage and rank, the query heads that it attends (bit set).
     """
 
@@ -204,7 +204,7 @@ class StagedLayer:
         return self.b.piece(Tensor.OUT, self.b.queries.owned[rank], heads, GATHERED)
 
     def gathered(self, rank: int, stage: int) -> list[Piece]:
-        """What a rank keeps of a stage if q, k and v are saved."""
+        """Pieces of a stage that a rank saves, if q, k and v are saved."""
         b, heads = self.b, self.stages.heads[stage][rank]
         q = b.attending_q(self.whole(rank)) if b.prune else self.whole(rank)
         come = self.stages.new_kv(stage)[rank]
@@ -285,7 +285,7 @@ class StagedLayer:
         return b.build()
 
     def left(self, rank: int) -> list[tuple[Place, Piece]]:
-        """What a forward plan leaves on a rank, besides weights."""
+        """Pieces that a forward plan leaves on a rank, besides weights."""
         b, pieces = self.b, []
         for stage in range(len(self.stages)):
             pieces += self.gathered(rank, stage) if self.keeps else []

@@ -1,4 +1,4 @@
-"""What a strategy is: a name, a paper, and one function from a problem to a plan.
+"""A strategy: a name, a paper, and one function from a problem to a plan.
 
 All else that the harness asks of a strategy is here too, as functions and facts that it may have:
 its closed form, what is near where it cannot do a problem, what its released code does, and how it
@@ -25,7 +25,7 @@ def _nobody(cp: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a planner may know beyond the problem.
+    """Facts that a planner may use beyond the problem.
 
     Attributes:
         gpus_per_node: Ranks that share fast links; neighbouring ranks share a node.
@@ -55,7 +55,7 @@ Alternatives = Callable[[Problem, O], Iterable[O | str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What an implementation of attention holds beyond the values that the algorithm needs.
+    """Memory that an implementation of attention holds beyond the needs of the algorithm.
 
     Attributes: As those of the same names of `counting.Counting`.
     """
@@ -99,10 +99,10 @@ class Released(Generic[O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Generic[O]):
-    """What the estimate of a training step asks of a strategy.
+    """Facts about a strategy for the estimate of a training step.
 
     Attributes:
-        released: options -> how released code runs it; None where there is none.
+        released: options -> how released code runs it; None without released code.
         on_nodes: Number of nodes -> the options that it is trained with on so many.
         grows: The option that counts parts of a fixed length, where the strategy chooses it: the
             plan grows by the same with each, so plans of few parts tell what many take.
@@ -117,7 +117,7 @@ class Training(Generic[O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks(Generic[O]):
-    """What the default grid of `check` asks of a strategy besides its defaults.
+    """Options, heads and degrees with which `check` covers a strategy, besides its defaults.
 
     Attributes:
         options: Options as they are typed, such as `inner=2`: each is a row of the grid.
@@ -138,7 +138,7 @@ class Strategy(Generic[O]):
     """One way to spread attention over ranks.
 
     Attributes:
-        name: What a user types.
+        name: The name as a user types it.
         summary: One line for lists.
         paper: Where it was published.
         plan: (problem, direction, options, context, spelled name) -> plan; raises

@@ -1,4 +1,4 @@
-"""What token owners start with and end with, whatever happens in between."""
+"""Pieces that token owners hold at the start and at the end, for every strategy."""
 
 from harness.plan.problem import Direction
 from harness.plan.tasks import Tensor

@@ -1,1 +1,1 @@
-"""What cells run and are priced by: plans of both directions, and plans that can be scaled."""
+"""Plans that cells run and are priced by: of both directions, and plans that can be scaled."""

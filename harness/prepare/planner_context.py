@@ -1,4 +1,4 @@
-"""What planners are told about the machine that a plan is made for."""
+"""The context of planners: the machine that a plan is made for."""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,7 +16,7 @@ from harness.verify.proof import verify
 from strategies import DIRECT, STRATEGIES, comparable, strategy
 
 PROCESSES = "local-cpu"
-"""The cluster for which processes on processors plan, with the cores that there are."""
+"""The cluster for which CPU processes plan, with the cores of this machine."""
 
 
 def context_for(where: Where) -> Context | None:

@@ -1,4 +1,4 @@
-"""What a plan is whatever its lengths: planned once at a small size, priced at any.
+"""Plans whose lengths are left open: planned once at a small size, priced at any.
 
 Two problems that differ only in the number of tokens have the same tasks if the pattern scales with
 them: full, causal, and tables of blocks do, a window of so many tokens does not. Times, bytes and
@@ -60,11 +60,11 @@ class Structure:
         """The same plan at other lengths; its skeleton stays as it is.
 
         Raises:
-            ValueError: `tokens` is neither a multiple nor a part of what was planned.
+            ValueError: `tokens` is neither a multiple nor a divisor of the planned tokens.
         """
         if max(tokens, self.tokens) % min(tokens, self.tokens):
             raise ValueError(
-                f"tokens ({tokens}) must be a multiple or a part of the {self.tokens} planned"
+                f"tokens ({tokens}) must be a multiple or a divisor of the {self.tokens} planned"
             )
 
         def scaled(size: int) -> int:

@@ -151,11 +151,11 @@ def _numbers(values: list[int]) -> None:
 def _exact(value: T) -> T:
     """Refuse a value with a field of another type than its class says."""
     if tuple(map(type, value)) != _FIELDS[type(value)]:
-        raise TypeError(f"{value} must be of {_FIELDS[type(value)]}")
+        raise TypeError(f"{value} must have fields of the types {_FIELDS[type(value)]}")
     return value
 
 
 def _one(value: Any, kind: type) -> Any:  # noqa: ANN401  # what JSON had there
     if type(value) is not kind:
-        raise TypeError(f"{value!r} must be of {kind}")
+        raise TypeError(f"{value!r} must have the type {kind}")
     return value

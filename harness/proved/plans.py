@@ -84,8 +84,8 @@ def _kept(
 def _check_cut(plan: Plan, owners: Owners) -> None:
     if (plan.q_chunks, plan.kv_chunks) != tuple(sharding.chunks for sharding in owners):
         raise PlanError(
-            "a plan cuts the sequence as its tokens were dealt",
+            "the plan's chunk boundaries match the sharding of the inputs",
             rank=None,
             task=None,
-            detail=f"{plan.strategy} {plan.direction.value} of {plan.problem} cuts it otherwise",
+            detail=f"{plan.strategy} {plan.direction.value} of {plan.problem} has other chunks",
         )

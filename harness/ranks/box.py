@@ -39,7 +39,7 @@ class Box:
         self._store.set(key, f"{len(parts)} {self._signature(key, data)}")
 
     def take(self, key: str, *, keep: bool = False) -> bytes | None:
-        """Return a message, and remove it; None if there is none that one of the ranks wrote."""
+        """Return a message from one of the ranks and remove it; None if no rank wrote one."""
         if not self._store.check([key]):
             return None
         count, _, signature = self._store.get(key).decode(errors="replace").partition(" ")

@@ -14,7 +14,7 @@ from harness.ranks.wire import answer_type, pack, unpack, unpack_call
 
 
 class Failure(StrEnum):
-    """Why a job has no result."""
+    """Reason why a job has no result."""
 
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -41,7 +41,7 @@ class WorkerError(MeasurementError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a job sees of its team."""
+    """A job's view of its team."""
 
     rank: int
     cp: int
@@ -49,7 +49,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a job on one rank.
+    """Outcome of a job on one rank.
 
     Attributes:
         value: What it returned, as `wire` writes it.
@@ -93,7 +93,7 @@ def failed(error: Exception) -> Answer:
 
 
 def value_of(job: Callable[..., object], answer: Answer) -> Any:  # noqa: ANN401  # any job's
-    """What a job returned on one rank.
+    """Read the value that a job returned on one rank.
 
     Raises:
         ValueError: It is nothing that the job declares to return.
@@ -114,5 +114,5 @@ def _kind(error: Exception) -> Failure:
 def _trace(error: Exception) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except Exception as other:  # some exceptions cannot say what they are
+    except Exception as other:  # the text of some exceptions raises as well
         return f"no traceback: {type(other).__name__}"

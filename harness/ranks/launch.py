@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Jobs = Mapping[str, Callable[..., object]]
-"""What the ranks of a launch can be told to do, by name: they do nothing else."""
+"""Jobs that the ranks of a launch accept, by name: they do nothing else."""
 
 _GRACE_S = 15.0
 _LEAVE_S = 30.0
@@ -196,7 +196,7 @@ class Launch:
             want: Who does it, and how; what it is comes from the others.
 
         Raises:
-            MeasurementError: The job is none of the launch's.
+            MeasurementError: The launch does not know the job.
             WorkerError: A rank failed, or did not answer.
         """
         cp, timeout_s = want.cp, want.timeout_s
@@ -323,7 +323,7 @@ def _answer(data: bytes) -> Answer:
 
 
 def backend_of(met: Met, wanted: str | None = None) -> str:
-    """What joins the ranks: NCCL with a card for each process of this node, else gloo.
+    """Choose the backend of the ranks: NCCL with a card for each process of this node, else gloo.
 
     Args:
         met: The launch.

@@ -41,7 +41,7 @@ _WHERE = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,6}")
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a rank knows of its launch.
+    """A rank's place in its launch.
 
     Attributes:
         store: Shared by all ranks.

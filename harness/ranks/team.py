@@ -41,12 +41,12 @@ LOOPBACK = "lo"
 _GRACE_S = 10.0
 """How long a worker that has closed its pipe or its connections may take to be gone."""
 _BROKEN = ("Connection closed by peer", "Connection reset", "Broken pipe")
-"""What gloo says where the other rank is gone."""
+"""Parts of gloo's messages about a rank that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a worker is told: the job's module, its name there, and its arguments."""
+    """An order to a worker: the job's module, its name there, and its arguments."""
 
     module: str
     name: str
@@ -198,7 +198,7 @@ class Team:
         return [answers[rank] for rank in range(self.cp)]
 
     def _heard(self, rank: int) -> Answer | None:
-        """What a worker has answered, once all of it is here."""
+        """Return a worker's answer once all of it has arrived."""
         try:
             message = self._pipes[rank].receive()
             answer: Answer | None = None if message is None else unpack(Answer, message)
@@ -246,7 +246,7 @@ class Team:
         return WorkerError(Failure.ERROR, None, "a worker closed its pipe")
 
     def _stack(self, rank: int) -> str:
-        """What a worker's fault handler wrote, if it did."""
+        """Return the output of a worker's fault handler, if there is any."""
         try:
             return os.read(self._stacks[rank].fileno(), MOST_TRACE).decode(errors="replace")
         except OSError:

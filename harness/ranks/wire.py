@@ -6,7 +6,7 @@ A message is a JSON text with the raw bytes of its tensors behind it:
     JSON      {"value": ..., "blobs": [["float32", [2, 3, 5]], ["bytes", [17]], ...]}
     blobs     one after another, as they lie in memory
 
-Who reads says which type is expected; what is of another is refused. Types are those of jobs'
+The reader states the expected type, and a value of another is refused. Types are those of jobs'
 annotations: None, bool, int, float, str, bytes, enumerations, dataclasses, named tuples, tuples,
 lists, mappings, unions of such, and `torch.Tensor`.
 """
@@ -46,7 +46,7 @@ def pack(kind: object, value: object) -> bytes:
     """Write a value of a declared type.
 
     Raises:
-        TypeError: It is of another, or of a type that does not travel.
+        TypeError: The value has another type, or one that cannot be sent.
     """
     blobs: list[_Blob] = []
     body = {"value": _put(kind, value, blobs), "blobs": [blob[:2] for blob in blobs]}
@@ -91,7 +91,7 @@ def unpack_call(job: Callable[..., object], data: bytes) -> dict[str, Any]:
 
 
 def answer_type(job: Callable[..., object]) -> object:
-    """What a job declares to return."""
+    """Return type that a job declares."""
     return get_type_hints(job)["return"]
 
 
@@ -253,7 +253,7 @@ _FORMS: tuple[tuple[tuple[type, ...], _Form], ...] = (
     ((Mapping,), _Form.MAPPING),
     ((list,), _Form.LIST),
 )
-"""Classes and how what is of them is written; the first that fits."""
+"""Classes and the writers of their values; the first that fits is used."""
 
 
 @cache

@@ -1,1 +1,1 @@
-"""What one cell of a sweep is called, and what it came to."""
+"""Configurations of cells, and the records of their results."""

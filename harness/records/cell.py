@@ -54,7 +54,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
-    """What one cell came to.
+    """Result of one cell.
 
     Attributes:
         config_hash: Of the cell, as `Config.hash` was when it ran.

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRecord:
-    """What checking one cell came to.
+    """Result of checking one cell.
 
     Attributes:
         config_hash: Of the cell, as `Config.hash` was when it ran.

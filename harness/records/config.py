@@ -83,7 +83,7 @@ class Config:
         """SHA-256 of the values, and of what is in the files that they name; 16 hex digits.
 
         A table, a cluster or a package from outside that was edited under its old name makes
-        another cell: neither records nor what is kept of the old one answer for it.
+        another cell: neither records nor caches of the old one answer for it.
         """
         values = {**asdict(self), **_contents(self)}
         text = json_text(values, compact=True, sort_keys=True)

@@ -174,8 +174,8 @@ def _lines(path: Path) -> Iterator[tuple[JsonObject, int]]:
                 yield record, end
             elif line.endswith(b"\n") or not line.startswith(b"{"):
                 raise ValueError(
-                    f"results ({path}): line {number} is no JSON record; remove that line, or name "
-                    "other results"
+                    f"results ({path}): line {number} is not a JSON record; remove that line, or "
+                    "name other results"
                 )
 
 

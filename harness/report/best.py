@@ -24,8 +24,8 @@ _NUMBERS = 35
 """Columns that a row takes beside its pattern and the names of strategies."""
 _LEAST = 11
 NEAR = 0.1
-"""Share within which simulated times are near where no error is known: fitted clusters' mean errors
-of plans in a graph are 5 to 9 % (h100-hamming), and a datasheet knows less."""
+"""Share within which simulated times count as near where no error is known: the mean errors of the
+fitted cluster h100-hamming are 5 to 9 % (runtime graph), and a datasheet cluster is less exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,12 @@ class Best:
     """The fastest strategy of a cell, or of the two cells of a training step.
 
     Attributes:
-        names: It, and those that cannot be told from it; with what each chose.
-        near: Of simulated times those that are longer, but by less than they may be off.
-        time_s: Its time.
-        peak_bytes: The most that it holds; None where that is not known.
-        error: Of its numbers: the largest relative error of its results where it was measured, the
-            expected relative error of its time where it was simulated; None where unknown, as
-            it is outside the range that was calibrated.
+        names: The fastest and those tied with it, with the options that each chose.
+        near: Simulated strategies that are slower, but by less than the expected error.
+        time_s: Time of the fastest.
+        peak_bytes: Most bytes that it holds on a rank; None if unknown.
+        error: Measured: the largest relative error of its results. Simulated: the expected
+            relative error of its time. None if unknown, as outside the calibrated range.
     """
 
     names: tuple[str, ...]

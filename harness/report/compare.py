@@ -40,7 +40,7 @@ _NESTED_CONTEXT = ("packages", "variables")
 
 
 class ChangeKind(StrEnum):
-    """What changed in a cell."""
+    """Kind of a change in a cell."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -117,7 +117,7 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing two sets gave.
+    """Result of comparing two sets of records.
 
     Attributes:
         threshold: The least relative change of a median that was asked to count.
@@ -223,7 +223,7 @@ def _changes(old: CellRecord, new: CellRecord, threshold: float) -> Iterable[Cel
 
 
 def _computed(entry: CellRecord) -> dict[ChangeKind, str | int | None]:
-    """What is computed of a cell and not measured: any difference is a change."""
+    """Values of a cell that are computed and not measured: any difference is a change."""
     return {
         ChangeKind.PLAN_HASH: entry.plan_hash,
         ChangeKind.BYTES_SENT_PER_RANK: entry.bytes_sent_per_rank,

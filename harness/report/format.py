@@ -51,7 +51,7 @@ def broken(name: str, width: int) -> str:
 
 
 def known(value: float | None, shown: Callable[[float], str]) -> str:
-    """Format a number, or say that there is none."""
+    """Format a number, or a dash for None."""
     return ABSENT if value is None else shown(value)
 
 

@@ -1,4 +1,4 @@
-"""What the records of a sweep have to say beside their numbers."""
+"""Notes under the tables of a sweep."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from harness.report.format import drift_of, short
 from strategies import strategy
 
 _UNEVEN = 1.25
-"""From this share of the mean on, another placement is worth a look."""
+"""Imbalance from which another placement is suggested."""
 
 
 def crowded(measured: Sequence[CellRecord]) -> list[str]:
@@ -22,8 +22,8 @@ def crowded(measured: Sequence[CellRecord]) -> list[str]:
         if isinstance(cores, int) and entry.config.cp > cores:
             found.add((entry.config.cp, cores))
     return [
-        f"note: {cp} ranks on {cores} cores take turns: times at cp={cp} show the work of all, "
-        "little of what overlaps"
+        f"note: {cp} ranks on {cores} cores take turns: times at cp={cp} show the total work and "
+        "little of the overlap"
         for cp, cores in sorted(found)
     ]
 
@@ -51,7 +51,7 @@ def same_plans(records: Sequence[CellRecord]) -> list[str]:
 
 
 def drifting(measured: Sequence[CellRecord]) -> list[str]:
-    """Say how far rows of one plan are apart, which is what this table cannot resolve.
+    """Say how far times of one plan are apart: smaller differences mean nothing.
 
     Args:
         measured: Of one problem, pattern and direction.
@@ -65,7 +65,7 @@ def drifting(measured: Sequence[CellRecord]) -> list[str]:
 
 
 def trusted(records: Sequence[CellRecord]) -> list[str]:
-    """Say of each calibration how far its times may be off, and where it has measured nothing."""
+    """Name each calibration, its expected error, and the cells outside its range."""
     groups: dict[str, list[CellRecord]] = {}
     for entry in records:
         if entry.calibration:
@@ -101,8 +101,8 @@ def apart(records: Sequence[CellRecord]) -> list[str]:
         if len(mine) < len(most):
             groups.setdefault(tuple(mine), []).append(name)
     return [
-        f"note: {', '.join(names)}: at {', '.join(where)} alone; what is best elsewhere is best of "
-        "the others"
+        f"note: {', '.join(names)}: tried at {', '.join(where)} only; elsewhere the best is chosen "
+        "among the others"
         for where, names in groups.items()
     ]
 
@@ -126,13 +126,13 @@ def uneven(records: Sequence[CellRecord]) -> list[str]:
         if worst[name] > _UNEVEN and len(had) == 1:
             notes.append(
                 f"{name}: with its placement some rank has up to {worst[name]:.2f} times the mean "
-                f"work; see also {' and '.join(others)}"
+                f"work; try {' and '.join(others)}"
             )
     return notes
 
 
 def refusals(records: Sequence[CellRecord]) -> Counter[str]:
-    """Why cells did not run or are not judged, and how many cells each reason has."""
+    """Reasons why cells did not run or are not judged, with the number of cells of each."""
     return Counter(
         f"{entry.status}: {entry.reason.splitlines()[0]}" for entry in records if entry.reason
     )

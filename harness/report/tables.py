@@ -36,28 +36,27 @@ _FIGURES = 56
 _WIDE = 120
 """From this width on, simulated cells show the speed-up too."""
 _MEASURED = (
-    "ms: the slowest rank, median of {count} iterations; p20-p80: their spread; *: the best, and "
-    "what cannot be told from it, as the spreads overlap or rows of one plan differ as much; vs "
-    "ring: how many times as fast (~: cannot be told from it); error: largest of the results, "
-    "relative to the float64 oracle; MiB: sent by the rank that sends most; wait: ms in which a "
-    "rank waited for transfers, the longest, in one traced run; imbal: work of the busiest rank "
-    "over the mean"
+    "ms: median of {count} iterations of the slowest rank; p20-p80: their spread; *: fastest, or "
+    "statistically tied with it (p20-p80 overlap, or within the spread of identical plans); vs "
+    "ring: speed-up over ring (~: tied with it); error: largest relative error of the results "
+    "against the float64 oracle; MiB: sent by the rank that sends most; wait: longest time (ms) "
+    "that a rank waited for transfers, in one traced run; imbal: work of the busiest rank over the "
+    "mean"
 )
 _PEERS = (
-    "NAME/NAME: others' code, peer:NAME/NAME where a strategy is asked for; —: not known of it, as "
-    "it has no plan here to count bytes and work in, and is not traced"
+    "NAME/NAME: another project's implementation, peer:NAME/NAME on the command line; —: unknown, "
+    "because it has no plan in which bytes and work can be counted, and is not traced"
 )
 _BEST = (
-    "best: the fastest of each row (+n: n others cannot be told from it; ~n: of simulated times n "
-    f"others are longer by no more than ±, or by {NEAR:.0%} where no error is known, so the order "
-    "is open); both: forward and backward of one strategy; peak: most bytes held on a rank; error: "
-    "largest of its results, relative to the float64 oracle; ±: expected error of the times, where "
-    "their calibration says"
+    "best: the fastest of each row (+n: n more tied with it; ~n: n more within the simulator's "
+    f"expected error ±, or within {NEAR:.0%} where it is unknown); both: forward and backward of "
+    "one strategy; peak: most bytes held on a rank; error: largest relative error of the results "
+    "against the float64 oracle; ±: expected error of the times, if their calibration has one"
 )
 
 
 def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
-    """Print all tables of a sweep, what did not run and why, and which strategy is best."""
+    """Print all tables of a sweep, the reasons of cells that did not run, and the best table."""
     wide = console.width >= _WIDE
     for title, group in _grouped(records, Source.SIMULATED):
         _print(console, title, simulated_tables(group, console.width))
@@ -137,7 +136,7 @@ def simulated_tables(records: Sequence[CellRecord], width: int) -> Iterator[Tabl
 
     Args:
         records: Of one problem, on several patterns.
-        width: Columns of the terminal; what does not fit side by side goes into another table.
+        width: Columns of the terminal; patterns that do not fit go into another table.
     """
     wide = width >= _WIDE
     names: dict[str, str] = {}

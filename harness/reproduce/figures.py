@@ -140,7 +140,7 @@ def peak_gib(shape: Model, name: str, machine: Cluster, seqlen: int) -> float:
 
 
 def attention_gib(shape: Model, name: str, machine: Cluster, seqlen: int) -> float:
-    """What attention holds at its peak backward, as released."""
+    """Memory of attention at its backward peak, as released (GiB)."""
     chosen = on_cluster(name, machine)
     held = attention_held(
         shape,

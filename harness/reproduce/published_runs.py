@@ -59,7 +59,7 @@ _NOISE_S = 0.3e-3  # below it measured times of this harness repeat only within 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a row measures.
+    """The configuration that a row measures.
 
     Attributes:
         gpu: Label of the GPU model.
@@ -134,7 +134,7 @@ def case_of(row: Row) -> Case | str:
 
 
 def _refused(case: Case) -> str:
-    """Why a row makes no sense or cannot be planned; empty if it can."""
+    """Reason why a row is inconsistent or cannot be planned; empty if it can."""
     counts = (case.seqlen_q, case.seqlen_kv, case.heads, case.nodes, case.gpus_per_node)
     if not (0 < case.measured_s < math.inf) or min(counts) <= 0:
         return "the row cannot be read: times, lengths, heads and GPUs must be positive and finite"
@@ -204,7 +204,7 @@ def _heads(row: Row) -> int:
     """Heads of all sequences: a kernel and a transfer take them alike.
 
     Raises:
-        ValueError: They are of another width than all measured ones.
+        ValueError: The heads have another width than all measured ones.
     """
     if int(row["head_dim"]) != _HEAD_DIM:
         raise ValueError(f"head_dim ({row['head_dim']}) must be {_HEAD_DIM}, as was measured")

@@ -39,7 +39,7 @@ _HEAD_DIM = 128  # Source: UltraAttn (SC'25), Llama2-7B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is timed once, in the directions that any figure asks for."""
+    """A configuration that is timed once, in the directions that any figure asks for."""
 
     cluster: str
     pattern: str
@@ -205,7 +205,7 @@ def speedups(chosen: Chosen, known: Mapping[Cell, Mapping[Direction, Times]]) ->
     for table, row, cp, published in _entries(chosen):
         cell = _cell(table, row, cp, chosen)
         own = [by_cell[cell][direction] for direction in _directions(row[1])]
-        logged = dict(*row[5:])  # nothing follows where all values are of measured times
+        logged = dict(*row[5:])  # nothing follows where all times were measured
         layers, rest = table.get("layers", 1), table.get("rest_ms", {})
         rest_s = rest.get(str(cell.heads), 0.0) / 1e3
         eager_s, graph_s, published_s, ours_s = (

@@ -73,7 +73,7 @@ class TimedPlan:
         return task
 
     def ready_s(self, index: int) -> float:
-        """When all that a task waits for is there."""
+        """Time at which all dependencies of a task have ended."""
         return self._ready[index]
 
     def partial(self, index: int) -> bool:
@@ -100,7 +100,7 @@ Finder = Callable[[TimedPlan], Iterable[Replacement]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improved:
-    """What a greedy choice came to.
+    """Result of a greedy choice.
 
     Attributes:
         plan: The plan with what was kept.

@@ -21,7 +21,7 @@ Starts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StreamInstance:
-    """What is to be ordered.
+    """Tasks to be ordered, with their durations, streams and dependencies.
 
     Attributes:
         durations: Per task, ticks, >= 0.
@@ -128,7 +128,7 @@ class StreamInstance:
         return most
 
     def makespan(self, starts: Starts) -> int:
-        """When all has ended."""
+        """Time at which all tasks have ended."""
         return max((s + d for s, d in zip(starts, self.durations, strict=True)), default=0)
 
     def order(self, starts: Starts) -> list[int]:
@@ -155,7 +155,9 @@ class StreamInstance:
         for task, earlier in enumerate(self.after):
             for first in earlier:
                 if starts[task] < starts[first] + self.durations[first]:
-                    raise ValueError(f"task {task} starts before task {first}, it waits for, ends")
+                    raise ValueError(
+                        f"task {task} starts before its dependency, task {first}, has finished"
+                    )
         for stream, tasks in self.on_stream.items():
             for first, second in pairwise(sorted(tasks, key=starts.__getitem__)):
                 if starts[second] < starts[first] + self.durations[first]:

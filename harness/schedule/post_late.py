@@ -1,4 +1,4 @@
-"""When the two ends of a transfer may post it.
+"""Times at which the two ends of a transfer may post it.
 
 An end that is posted waits for the other, and on GPUs what waits holds streaming multiprocessors
 (SMs) that kernels beside it lack. In a plan with a schedule it is known when a transfer begins, so

@@ -16,7 +16,7 @@ PROOF: Mapping[str, Setting] = {"separating": "off", "heuristics": "off"}
 
 
 class SolverStatus(StrEnum):
-    """What is known about an answer."""
+    """How far a solve came."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"  # a solution, and no proof that none is better: gap > 0
@@ -26,10 +26,10 @@ class SolverStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverAnswer:
-    """What a solve found.
+    """Answer of the solver.
 
     Attributes:
-        status: What is known.
+        status: How far the solve came.
         value: Objective of the best solution; None without one.
         bound: Proved bound on the objective; infinite when infeasible.
         seconds: CPU time of the solve.

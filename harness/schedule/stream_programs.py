@@ -53,7 +53,7 @@ def time_window(
 def _earliest(
     instance: StreamInstance, fixed: Sequence[int], free: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """When the free tasks can start after fixed ones in this order, and when those end."""
+    """Starts of the free tasks after fixed ones in this order, and the ends of the fixed ones."""
     ends: dict[int, int] = {}
     busy: dict[int, int] = {}
     for task in fixed:

@@ -1,4 +1,4 @@
-"""When each task of a plan starts: bound, lists, an exact program, and windows of large graphs.
+"""Start times of a plan's tasks: bound, lists, an exact program, and windows of large graphs.
 
 Each step stops when the schedule meets the bound. Times are whole ticks, so that no tolerance of a
 solver has to be repaired; durations are rounded down, so that a bound on them is one on the plan.
@@ -78,7 +78,7 @@ class FoundSchedule:
 
     @property
     def gap(self) -> float:
-        """What is not proved, as a share of the makespan."""
+        """Gap between makespan and proved bound, as a share of the makespan."""
         return relative_gap(self.makespan, self.bound)
 
 
@@ -86,7 +86,7 @@ class FoundSchedule:
 class StreamSchedule:
     """A plan whose order is scheduled.
 
-    Times are of the durations that tasks have in the given plan. A tile that comes to be the first
+    Times use the durations that tasks have in the given plan. A tile that comes to be the first
     of its accumulator costs a little less then, so a simulation may differ by that.
 
     Attributes:
@@ -107,7 +107,7 @@ class StreamSchedule:
 
     @property
     def gap(self) -> float:
-        """What is not proved, as a share of the makespan; rounding to ticks included."""
+        """Gap between makespan and proved bound, as a share of the makespan; ticks are rounded."""
         return relative_gap(self.makespan_s, self.bound_s)
 
 

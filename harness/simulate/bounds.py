@@ -120,7 +120,7 @@ def _loads(parts: Iterable[tuple[Sequence[int], float]]) -> dict[int, float]:
 
 
 def _chain_ends(parts: Iterable[tuple[Sequence[int], float, float]]) -> list[float]:
-    """When each part ends if no queue is ever taken: (what it waits for, seconds, release)."""
+    """End of each part if no queue is ever taken: (dependencies, seconds, release)."""
     ends: list[float] = []
     for after, seconds, release_s in parts:
         start = max((ends[earlier] for earlier in after), default=0.0)

@@ -84,7 +84,7 @@ def pricer(
     effects: frozenset[Effect] = ALL,
     scale: float = 1.0,
 ) -> Pricer:
-    """What prices a plan of a problem.
+    """Return the prices of a plan's jobs.
 
     Args:
         problem: The problem, or the smaller one that was planned.
@@ -135,7 +135,7 @@ def _inside(call: Call, prices: Pricer) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the full clock says of a plan.
+    """Prediction of the full clock for a plan.
 
     Attributes:
         time_s: How long it takes.
@@ -155,7 +155,7 @@ def predict(shape: Skeleton, problem: Problem, prices: Pricer) -> Prediction:
 
     Args:
         shape: The jobs, folded or not.
-        problem: What is asked, at its own length.
+        problem: The problem, at its own length.
         prices: As `pricer` gives them for it.
     """
     jobs = prices.jobs(shape)
@@ -215,7 +215,7 @@ def _spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
 
 
 def _launches(part: Part, prices: Pricer, hosts: dict[int, float]) -> list[Span]:
-    """What the hosts of a part's ranks launch for it; `hosts` keeps when each is free."""
+    """Launches of a part on the hosts of its ranks; `hosts` has the time when each is free."""
     spans = []
     for rank, launched in zip(part.peers or part.ranks, part.launched, strict=False):
         end, start = prices.launch_s(launched), hosts.get(rank, 0.0)

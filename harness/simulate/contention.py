@@ -1,4 +1,4 @@
-"""When jobs run that disturb each other: kernels that slow down, transfers that must wait.
+"""Run times of jobs that disturb each other: kernels that slow down, transfers that must wait.
 
 Every rank has queues, first in first out: one for kernels, and an outgoing and an incoming one per
 link class. A kernel starts when it heads its queue and what it needs is there. A transfer is posted
@@ -78,7 +78,7 @@ class Job(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    """What goes on at a rank: its kernel, what holds SMs, and what moves or waits to."""
+    """State of a rank: its kernel, the holders of its SMs, and transfers under way or waiting."""
 
     kernel: int = -1
     held: int = 0
@@ -95,7 +95,7 @@ class _Line:
     head: int = 0
 
     def first(self) -> int:
-        """The job at the head; -1 if there is none."""
+        """The job at the head; -1 if the queue is empty."""
         return self.jobs[self.head] if self.head < len(self.jobs) else -1
 
 

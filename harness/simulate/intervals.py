@@ -19,7 +19,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def gaps(start: float, end: float, cover: Sequence[Interval]) -> list[Interval]:
-    """What disjoint ascending intervals leave uncovered of start..end; at least an empty part."""
+    """Parts of start..end outside of disjoint ascending intervals; one empty part if covered."""
     found, left = [], start
     for opens, closes in cover[bisect_right(cover, start, key=lambda c: c[1]) :]:
         if opens >= end:

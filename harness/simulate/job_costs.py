@@ -21,7 +21,7 @@ from harness.simulate.tile_calls import Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """What a runtime moves, merges and launches.
+    """Conventions of a runtime: what it moves, merges and launches.
 
     Attributes:
         plain_bytes: Per element of inputs and finished results.
@@ -64,7 +64,7 @@ ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
 
 
 def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Convention:
-    """What this harness moves for a precision, in a captured graph or as eager torch would.
+    """Convention of this harness for a precision, in a captured graph or as eager torch would run.
 
     Partial results travel as they are kept, or rounded to the precision itself.
     """
@@ -74,7 +74,7 @@ def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Conventio
 
 
 def launched_by(launched: Launched, how: Convention) -> Launched:
-    """What a runtime launches of that: one message a batch, or no merge, if it does so."""
+    """Launches that remain under a runtime's convention: messages in batches, or no merges."""
     return launched._replace(
         merges=launched.merges + (launched.folds if how.merges else 0),
         slices=launched.slices if how.merges else 0,
@@ -88,7 +88,7 @@ class Pricer:
 
     Attributes:
         calibration: The cluster.
-        convention: What the runtime does.
+        convention: Conventions of the runtime.
         direction: Forward or backward.
         scale_q: Query tokens over those of the skeleton's reference.
         scale_kv: Likewise for keys.
@@ -124,15 +124,15 @@ class Pricer:
 
     @property
     def start_s(self) -> float:
-        """When the first kernel of a plan runs."""
+        """Time at which the first kernel of a plan runs."""
         return self.calibration.effects.start_s if Effect.START in self.effects else 0.0
 
     def times(self, skeleton: Skeleton) -> tuple[list[float], list[float]]:
-        """When each part of a plan starts and ends, if the plan starts at once."""
+        """Start and end of each part of a plan, if the plan starts at once."""
         return self.run(self.jobs(skeleton))
 
     def run(self, jobs: Sequence[Job]) -> tuple[list[float], list[float]]:
-        """When priced jobs start and end."""
+        """Starts and ends of priced jobs."""
         blocking = Effect.BLOCKING in self.effects
         return run(
             jobs,
@@ -294,7 +294,7 @@ class Pricer:
         return kernels.wave_s(way, rows, columns, call.heads * self.heads, self.head_dim)
 
     def fold_s(self, need: Need) -> float:
-        """Time to fold partial results into what is there."""
+        """Time to fold partial results into accumulators."""
         if not self.convention.merges or Effect.MERGE not in self.effects:
             return 0.0
         effects = self.calibration.effects

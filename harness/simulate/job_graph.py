@@ -142,7 +142,7 @@ class _Sizes:
         return size
 
     def move(self, pieces: tuple[Piece, ...], *, far: bool) -> Need:
-        """What a transfer of pieces takes."""
+        """Need of a transfer of pieces."""
         need = self.moving.get((pieces, far))
         if need is None:
             messages = len({piece.tensor for piece in pieces})
@@ -188,7 +188,7 @@ def _gated(part: Part, parts: Sequence[Part]) -> Part:
 
 
 def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:
-    """What the busiest rank receives from others, from its own node and from afar."""
+    """Need of a collective: receipts of its busiest rank, from its own node and from others."""
     near: dict[int, list[Piece]] = {}
     far: dict[int, list[Piece]] = {}
     peers: dict[int, set[int]] = {}

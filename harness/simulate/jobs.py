@@ -1,4 +1,4 @@
-"""What a plan's jobs are and need, with their sizes left open: plan once, time at many sizes.
+"""Jobs of a plan and their needs, with sizes left open: plan once, time at many sizes.
 
 Two problems that differ only in the lengths of their chunks and in the number of heads have the
 same tasks. A skeleton keeps, per job, what it needs in units of a small reference problem: kernel
@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 class NeedKind(StrEnum):
-    """What a job does; whoever prices jobs must know a price for each.
+    """Kind of a job; every price list must have a price for each.
 
     COPY moves inside the memory of a GPU, HOST between a GPU and its host, TRANSFER between two
     ranks. A DELAY takes no time.
@@ -54,7 +54,7 @@ class NeedKind(StrEnum):
 
 
 class Need(NamedTuple):
-    """What one job takes.
+    """Needs of one job.
 
     Attributes:
         kind: What it does.
@@ -87,7 +87,7 @@ class Need(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """What the host of a rank has launched so far.
+    """Launches of a rank's host so far.
 
     Attributes:
         calls: Kernel calls of tiles.
@@ -117,7 +117,7 @@ class Part(NamedTuple):
         queues: As there.
         ranks: As there.
         after: As there.
-        need: What it takes.
+        need: Needs of the job.
         task: The task that it is of.
         peers: Of a collective, the ranks that exchange.
         launched: Per rank, what its host must have launched before this can run.

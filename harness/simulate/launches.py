@@ -1,4 +1,4 @@
-"""What the host of each rank launches in eager torch, where every launch costs its time."""
+"""Launches of each rank's host in eager torch, where every launch costs host time."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def _batched(parts: Sequence[Part]) -> list[Part]:
 
 @dataclass(slots=True)
 class _Host:
-    """What the host of a rank has launched so far, before sends and receives are one batch.
+    """Launches of a rank's host so far, before sends and receives become one batch.
 
     Attributes are those of `Launched`; of what moves, each side apart.
     """
@@ -79,7 +79,7 @@ class _Host:
 
     @property
     def launched(self) -> Launched:
-        """All of it: as many batches as there are of the more frequent of sends and receives."""
+        """The launches so far, with the larger of the counts of sends and receives as batches."""
         return Launched(
             calls=self.calls,
             folds=self.folds,

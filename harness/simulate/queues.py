@@ -14,7 +14,7 @@ from harness.plan.tasks import Memory, Place
 
 
 class Stream(StrEnum):
-    """What a rank does one thing at a time on.
+    """A queue of a rank: it does one thing at a time on each.
 
     The simulator knows every port apart. A measured run reports TRANSFER, the time in which a rank
     issues its part of a transfer, and WAIT, the time in which it is blocked until one has arrived.

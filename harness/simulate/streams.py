@@ -51,7 +51,7 @@ class Activity(NamedTuple):
         seconds: For how long.
         release_s: Not to start before, whatever else is ready: when the host has launched it.
         priority: 0 for what moves, 1 for what computes: transfers first at equal times.
-        size_bytes: What it moves.
+        size_bytes: Bytes that it moves.
     """
 
     task: int
@@ -79,7 +79,7 @@ class Work:
         activities: In an order in which each follows those that its plan lets it wait for.
         after: Per activity, the activities that it waits for.
         ends: Per task, the activity with which it ends.
-        launches: What the hosts do; empty in the graph runtime.
+        launches: Launches of the hosts; empty in the graph runtime.
     """
 
     activities: list[Activity]

@@ -40,7 +40,7 @@ _FITTED_BYTES = 2  # of an element: kernels were measured in bfloat16
 
 
 class TaskCosts:
-    """What the tasks of one plan cost on one cluster, by its datasheet.
+    """Costs of a plan's tasks on one cluster, by its datasheet.
 
     Args:
         program: A verified, resolved plan.
@@ -211,7 +211,7 @@ class MeasuredTaskCosts(TaskCosts):
 
 
 def costs_on(program: Program, cluster: Cluster) -> TaskCosts:
-    """What the tasks of a plan cost on a cluster: as it was measured, or by its datasheet."""
+    """Return the costs of a plan's tasks on a cluster: by its calibration, or by its datasheet."""
     if cluster.fitted is None:
         return TaskCosts(program, cluster)
     return MeasuredTaskCosts(program, cluster, cluster.fitted)

@@ -103,7 +103,7 @@ class Timeline:
             self.end[node] = self.start(node) + self.seconds[node]
 
     def start(self, node: int) -> float:
-        """When a node holds its streams: all that it waits for has ended, and its lag is over."""
+        """Time from which a node holds its streams: dependencies ended, lag over."""
         ends = self.end
         ready = max([ends[first] for first in self.after[node]], default=0.0) + self.lags[node]
         free = max([ends[first] for first in self.left[node].values()], default=0.0)
@@ -111,7 +111,7 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """When all has ended."""
+        """Time at which all tasks have ended."""
         return max(self.end, default=0.0)
 
     @property
@@ -242,7 +242,7 @@ class Timeline:
 
 
 class Change:
-    """What a replacement changed, so that it can be undone."""
+    """Record of a replacement, so that it can be undone."""
 
     def __init__(self, timeline: Timeline, members: Sequence[int]) -> None:
         self.timeline = timeline

@@ -1,4 +1,4 @@
-"""What happened when a plan ran, simulated or measured: the same type for both.
+"""Trace of a plan's run: the same type for simulated and measured runs.
 
 A trace is a list of spans: on which rank and stream which task was under way, from when to when.
 All figures of a run come from its spans.
@@ -87,7 +87,7 @@ class Trace:
 
     @cached_property
     def makespan_s(self) -> float:
-        """When the last span ends."""
+        """End of the last span."""
         return max((span.end_s for span in self.spans), default=0.0)
 
     @cached_property
@@ -216,7 +216,7 @@ def kind_of(task: Task) -> str:
 
 
 class MeasuredSpan(Protocol):
-    """What an execution reports of a task (see `harness.execute.Span`)."""
+    """An execution's report of a task (see `harness.execute.Span`)."""
 
     @property
     def task(self) -> int:
@@ -232,11 +232,11 @@ class MeasuredSpan(Protocol):
 
     @property
     def start_s(self) -> float:
-        """When it began, by a clock that all ranks share."""
+        """Start, by a clock that all ranks share."""
 
     @property
     def end_s(self) -> float:
-        """When it ended, by the same clock."""
+        """End, by the same clock."""
 
 
 def measured_trace(
@@ -262,7 +262,7 @@ def measured_trace(
     made = []
     for span in spans:
         if not 0 <= span.task < len(plan.tasks) or span.rank not in ranks_of(plan.tasks[span.task]):
-            raise ValueError(f"span ({span}) must be of a task of the plan and one of its ranks")
+            raise ValueError(f"span ({span}) must name a task of the plan and one of its ranks")
         task, stream = plan.tasks[span.task], Stream(span.stream)
         sent = 0
         if stream is Stream.TRANSFER:

@@ -35,7 +35,7 @@ from harness.simulate.tile_calls import calls_on
 from strategies import strategy
 
 Structures = dict[object, Structure]
-"""What was planned so far, by what decides it."""
+"""Structures planned so far, by the values that decide them."""
 
 
 def simulate_cells(
@@ -69,7 +69,7 @@ def simulate_cells(
 
 
 def _alike(config: Config) -> Config:
-    """What cells with one plan have in common; a cell that cannot be planned is alone."""
+    """Key that cells with one plan share; a cell that cannot be planned has its own."""
     try:
         return replace(planned_at(config), cluster=None)
     except ValueError:

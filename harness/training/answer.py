@@ -13,10 +13,10 @@ from harness.training.step_time import StepTime, step_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of each strategy.
+    """Question that each strategy is asked.
 
     Attributes:
-        model: What is trained.
+        model: The model to train.
         machine: Over all GPUs of which cluster.
         stack: What surrounds attention.
         gpu_bytes: Memory of a GPU.

@@ -1,4 +1,4 @@
-"""What attention holds in one block of a model, per rank, at any length: the ledger, scaled.
+"""Memory of attention in one block of a model, per rank, at any length: the ledger, scaled.
 
 There is one truth, the ledger of the plan. All that it counts is proportional to tokens once the
 weights are counted elsewhere, so a plan of few tokens tells the bytes of many. Where a strategy has

@@ -1,4 +1,4 @@
-"""What fills a GPU while a model trains: its states, the block at hand, and attention's ledger.
+"""Memory of a GPU while a model trains: model states, the block at hand, attention's ledger.
 
 The peak is the largest of four phases of a block: forward (run again from its input), the MLP's
 backward, attention's backward, and the loss after the last block. `A` is one hidden state of a
@@ -95,14 +95,14 @@ def footprint(
     column: Column = Column.RELEASED,
     stack: Stack = DEFAULT,
 ) -> Footprint:
-    """Return what a training step over all GPUs of a cluster holds.
+    """Return the memory of a training step over all GPUs of a cluster.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.
-        column: What is counted of attention.
+        column: The way to count attention's memory.
         stack: What surrounds it.
 
     Raises:
@@ -157,10 +157,10 @@ def max_context(
     """Return the longest context whose training step fits, in steps.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: Its GPUs.
-        column: What is counted of attention.
+        column: The way to count attention's memory.
         stack: What surrounds it.
         gpu_bytes: Memory of a GPU; None is the machine's.
         host_bytes: Memory of a node's host.

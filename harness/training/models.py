@@ -13,7 +13,7 @@ class Model:
     """A decoder of equal blocks: RMSNorm, attention, RMSNorm, SwiGLU; embedding and head apart.
 
     Attributes:
-        name: What a user types.
+        name: The name as a user types it.
         hidden: Width of the residual stream.
         layers: Blocks.
         heads_q: Query heads.

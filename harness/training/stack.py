@@ -1,4 +1,4 @@
-"""The training stack around attention: what it keeps, recomputes, cuts up and sends to the host.
+"""The training stack around attention: tensors saved, recomputed, tiled and offloaded.
 
 The same stack carries every strategy. What released code adds to its strategy, the strategy says
 itself; see `released`.
@@ -53,7 +53,7 @@ class Column(StrEnum):
     """Which memory of attention is counted."""
 
     ALGORITHM = "algorithm"
-    """What the algorithm needs: values until their last use, sums as wide as values."""
+    """Needs of the algorithm: values until their last use, sums as wide as values."""
     IMPLEMENTATION = "implementation"
     """The same flags for all: float32 sums, results of kernels and what kernels hold inside."""
     RELEASED = "released"
@@ -64,7 +64,7 @@ _ALGORITHM = replace(ALGORITHM, apart=_ELSEWHERE)
 
 
 def released(chosen: Chosen) -> Released[Any] | None:
-    """Return how released code runs a strategy; None where there is none."""
+    """Return how released code runs a strategy; None without released code."""
     known = chosen.strategy.training.released
     return None if known is None else known(chosen.options)
 

@@ -87,12 +87,12 @@ class StepTime:
 
     @property
     def launch_s(self) -> float:
-        """What does not grow with the context."""
+        """Seconds that do not grow with the context."""
         return self.terms["launch"] + self.terms["optimizer"]
 
     @property
     def quadratic_s(self) -> float:
-        """What grows with its square."""
+        """Seconds that grow with the square of the context."""
         return self.terms["attention"]
 
     @property
@@ -113,7 +113,7 @@ def step_time(
     """Return the seconds of a step over all GPUs of a cluster, at the rates of `as_run`.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         chosen: How attention is spread.
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.

@@ -1,4 +1,4 @@
-"""What every accumulator has absorbed: the symbolic half of the proof.
+"""Contributions that every accumulator has absorbed: the symbolic half of the proof.
 
 Each accumulator cell (place, tensor, chunk, set of heads) carries the set of partners whose
 contributions it has: key chunks for out and dq, (query chunk, query heads) for dk and dv; at layer

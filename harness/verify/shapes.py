@@ -76,10 +76,10 @@ class Shapes:
         self._rows: tuple[set[tuple[int, ...]], set[tuple[int, ...]]] = (set(), set())
 
     def resident(self, resident: Resident) -> None:
-        """Judge what is there before the first task or after the last one.
+        """Judge a piece that a plan has before the first task or after the last one.
 
         Raises:
-            MisfitError: It is no part of what there is.
+            MisfitError: It has a rank, chunk or head that the plan lacks.
         """
         place, piece = resident
         if not 0 <= place.rank < self._cp:
@@ -115,7 +115,7 @@ class Shapes:
     # Pieces ---------------------------------------------------------------------------------
 
     def _broken(self, piece: Piece) -> tuple[str, str] | None:
-        """The rule that a piece breaks, and what it has; None if it is a part of what there is."""
+        """The rule that a piece breaks, and the value; None if it fits the plan."""
         tensor, chunks, heads, _ = piece
         if tensor in _TOKENLESS:
             known = chunks == NO_CHUNKS

@@ -67,7 +67,7 @@ def grid_of(pattern: Pattern, rows: Sequence[Chunk], columns: Sequence[Chunk]) -
 
 
 def _kinds(areas: Ints, rows: Sequence[int], columns: Sequence[int]) -> Ints | None:
-    """Return 2 for FULL and 1 for CAUSAL; None if blocks are of other kinds or sizes.
+    """Return 2 for FULL and 1 for CAUSAL; None if blocks have other kinds or sizes.
 
     Sizes that differ by a token are alike: equal blocks are then solved once, and what a device may
     get too much is a row of tokens per block.

@@ -56,7 +56,7 @@ class Trial:
     Attributes:
         order: In which order the blocks lie, or how tokens are dealt.
         plan: A tile per block, and what is sent.
-        seconds: What it takes, ordered by one list if it will be scheduled.
+        seconds: Time of the plan, ordered by one list if it will be scheduled.
         tiling: None: every block at its row's owner.
     """
 
@@ -186,14 +186,14 @@ def _timed(
     allocation: Allocation,
     tiling: TwoLevels | None,
 ) -> Trial:
-    """Return the plan of an allocation, and about what it takes."""
+    """Return the plan of an allocation, and its approximate time."""
     gpus = planning.shape.gpus
     plan = plan_allocation(planning.problem, NAME, direction, allocation, gpus_per_node=gpus)
     return Trial(order=order, plan=plan, seconds=_quick_s(planning, plan), tiling=tiling)
 
 
 def _quick_s(planning: Planning, plan: Plan) -> float:
-    """Return about what a plan takes: ordered by one list, if it will be scheduled."""
+    """Return the approximate time of a plan: ordered by one list, if it will be scheduled."""
     if not planning.schedules:
         return seconds_of(planning.machine, plan)
     graph = graph_of(plan, planning.machine)

@@ -28,7 +28,7 @@ def or_others(
     plan; see `fit`. No direction may be slower than the fastest ring's; see `selection.fair`.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         own: The planner's plans.
         names: Other strategies, with options, whose plans stand beside them.
         others: Plans of another strategy, by its name.

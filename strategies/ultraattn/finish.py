@@ -31,7 +31,7 @@ class ReportedPlan:
 
     @property
     def seconds(self) -> float:
-        """What the plan takes by its timeline."""
+        """Seconds of the plan, by its timeline."""
         seconds: float = self.report["makespan_s"]
         return seconds
 
@@ -46,8 +46,8 @@ class Draft:
 
     Attributes:
         plan: The plan.
-        seconds: What it takes.
-        report: What the levels so far came to.
+        seconds: Time of the plan.
+        report: Results of the levels so far.
     """
 
     plan: Plan
@@ -55,7 +55,7 @@ class Draft:
     report: Mapping[str, Any] = field(default_factory=dict)
 
     def then(self, level: Level, plan: Plan, said: Mapping[str, Any]) -> "Draft":
-        """Return what a level makes of it."""
+        """Return the result of a level."""
         return Draft(plan=plan, seconds=said["makespan_s"], report={**self.report, level: said})
 
 

@@ -53,7 +53,7 @@ def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator
     """Yield layouts that are worth a plan, the tokens' own order first.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         nodes: How many.
         gpus: GPUs per node.
         remap: Other orders too.
@@ -82,7 +82,7 @@ def own_layout(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Layou
     Source: UltraAttn (SC'25), the public code: 4, 8 and 8 chunks on 2, 4 and 8 nodes if causal.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         nodes: How many.
         gpus: GPUs per node.
         remap: False takes the tokens' own order all the same.

@@ -43,7 +43,7 @@ BlockCost = Callable[[Sequence[Chunk], Sequence[Chunk], Assigned], float]
 """Seconds of a block on one node, from its row's pieces, its column's pieces and its tiling."""
 
 ROW_OWNER = "row owner"
-"""What settles a level that is off."""
+"""Name of the rule that decides a level that is off."""
 
 _RESOLUTION = 256  # units of work of the dearest block, when a cost is given in seconds
 _FINEST = 64  # denominator of the ratio of bandwidths
@@ -79,7 +79,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is tiled, how chunks and blocks are weighed, and how loads are capped.
+    """Rules of a tiling: which levels are tiled, weights of chunks and blocks, caps of loads.
 
     Attributes:
         levels: NODE and DEVICE are tiled if they are here; else rows are computed by their owners.

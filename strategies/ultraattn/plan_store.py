@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Kept = Mapping[str, Any]
-"""What is kept of a plan, as JSON."""
+"""Stored form of a plan, as JSON."""
 
 _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
@@ -51,7 +51,7 @@ def _plain(value: object) -> object:
 
 
 def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T]) -> T:
-    """Return what is kept under a key, read; make and keep it if there is nothing that can be.
+    """Return the value stored under a key; make and store it if none can be read.
 
     Args:
         name: Of what is made, for messages.
@@ -84,7 +84,7 @@ def kept(name: str, key: str, make: Callable[[], Kept], read: Callable[[Kept], T
         except OSError as error:  # a full disk
             _say_lost(name, path, error)
         else:
-            _LOG.info("%s: its plan is kept for the next time", name)
+            _LOG.info("%s: plan stored in the cache", name)
         return read(made)
     finally:
         lock.release()
@@ -106,12 +106,12 @@ def _locked(name: str, path: Path) -> "BaseFileLock":
     try:
         lock.acquire(timeout=_SILENT_S)
     except Timeout:
-        _LOG.info("%s: waits for another process that plans the same (%s)", name, lock.lock_file)
+        _LOG.info("%s: waiting for another process with the same plan (%s)", name, lock.lock_file)
         lock.acquire()
     return lock
 
 
 def _say_lost(name: str, path: Path, error: Exception) -> None:
     why = getattr(error, "strerror", None) or error
-    text = "%s: its plan cannot be kept in %s (%s), so the next run searches again"
+    text = "%s: the plan cannot be stored in %s (%s), so the next run searches again"
     _LOG.info(text, name, path.parent, why)

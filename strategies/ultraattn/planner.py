@@ -45,7 +45,7 @@ def plan_both(problem: Problem, mode: PlanningMode, context: Context) -> Plans:
     """Plan both directions over one layout.
 
     Args:
-        problem: What is computed.
+        problem: The problem.
         mode: How.
         context: The cluster.
     """
@@ -199,7 +199,7 @@ def _as_it_is(trial: Trial) -> ReportedPlan:
 
 
 def _reported(trial: Trial) -> dict[str, Any]:
-    """Return what the levels up to the tiling came to."""
+    """Return the results of the levels up to the tiling."""
     return {
         Level.REMAP: _order_report(trial),
         **tilings_report(trial.tiling, q_bytes(trial.plan)),

@@ -1,4 +1,4 @@
-"""What all steps of one planning share: the problem, the mode and the machine."""
+"""State that all steps of one planning share: the problem, the mode and the machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ class Planning:
     """One planning.
 
     Attributes:
-        problem: What is computed.
+        problem: The problem.
         mode: How to plan.
         machine: The cluster, with as many nodes as the ranks need.
         shape: Its nodes and GPUs that take part.

@@ -36,7 +36,7 @@ def checked(order: Sequence[int], blocks: int) -> BlockOrder:
     """Return a given order.
 
     Raises:
-        ValueError: It is no permutation of the blocks.
+        ValueError: The order is not a permutation of the blocks.
     """
     if sorted(order) != list(range(blocks)):
         raise ValueError(f"remap: order ({list(order)}) must be a permutation of 0..{blocks - 1}")

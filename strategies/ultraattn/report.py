@@ -1,4 +1,4 @@
-"""What tilings came to, and by which rule: for people and for JSON.
+"""Results of tilings, and the rules they are counted by: for people and for JSON.
 
 Tilings of one planner are weighed and capped by different rules (see `published` of
 `planning.PlanningMode`), so that a value without its rule says little.
@@ -23,7 +23,7 @@ def q_bytes(plan: Plan) -> int:
 
 
 def tilings_report(tiling: TwoLevels | None, size_bytes: int) -> dict[str, Any]:
-    """Return what the tilings of nodes and devices came to.
+    """Return the results of the tilings of nodes and devices.
 
     Args:
         tiling: None: every block is at its row's owner.
@@ -62,7 +62,7 @@ def _solved(tiling: TwoLevels, instance: Instance, found: Assigned, full: int) -
 
 
 def _rule(instance: Instance, full: int, *, shipped: bool, capped: bool) -> Mapping[str, Any]:
-    """Return what was minimised, and under which cap.
+    """Return the objective and the cap.
 
     Returns:
         `counted`, `shipped` or `paper`: see `instance.weights_of`. `row_in` ... `column_out`: what

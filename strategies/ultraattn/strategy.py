@@ -38,11 +38,9 @@ from strategies.ultraattn.planning import PlanningMode, machine_of
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 
 NAMES = ("ultraattn", "ultraattn-paper")
-"""By whether it plans as the public code does."""
-_SEARCHES = (
-    "%s: searches for plans of %d ranks, up to %g s for each of %s, which may all end sooner%s"
-)
-_MANY = 32  # ranks from which what is no search takes the most time
+"""The planner's own rules, then those of the public code."""
+_SEARCHES = "%s: searches for plans on %d ranks, at most %g s for each of %s%s"
+_MANY = 32  # from this many ranks on, steps other than the search take the most time
 
 
 def _levels(value: str) -> str:
@@ -51,22 +49,22 @@ def _levels(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a user may choose of the search."""
+    """Options of the search."""
 
     levels: str = option(
         "all",
-        f"levels that are planned, of {', '.join(Level)}",
+        f"levels to plan: {', '.join(Level)}",
         reader=Reader(_levels, "all or none or names joined by +"),
     )
-    seconds: float = option(2.0, "processor time for each distinct tiling", reader=SECONDS)
-    prove: bool = option(False, "search for proofs, up to a minute for each tiling")
+    seconds: float = option(2.0, "processor time for each distinct tiling, s", reader=SECONDS)
+    prove: bool = option(False, "search until optimality is proved, at most a minute per tiling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Search):
-    """What a user may choose."""
+    """Options of the strategy."""
 
-    candidates: bool = option(False, "take another strategy's plan where it is faster")
+    candidates: bool = option(False, "use another strategy's plan where that is faster")
 
 
 def plan(
@@ -131,7 +129,7 @@ _USUAL: Mapping[str, Any] = {
     "hidden": None,
     "rotary": None,
 }
-"""What plans are made for; reports give the seconds of these."""
+"""Precision, width and batch that plans are made for; reports give seconds for these."""
 _MADE_FOR = "bfloat16, head_dim 128, batch 1"
 
 
@@ -143,9 +141,9 @@ def _mode(options: Search) -> PlanningMode:
     )
 
 
-@remembered  # so that both directions are of one search even where nothing can be kept
+@remembered  # so that both directions share one search even where no cache can be written
 def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bool) -> Plans:
-    """Return both directions' plans, from what is kept or else made and kept.
+    """Return both directions' plans, from the cache or else made and stored.
 
     Tokens are dealt to ranks before anybody knows the precision, width and batch of a call, and
     whether it is a layer's; so plans must not depend on them, and are made for `_USUAL` ones.
@@ -161,7 +159,11 @@ def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bo
         else:
             what = _searched(mode)
             if what:
-                rest = "; so many ranks take half a minute and more" if bare.cp > _MANY else ""
+                rest = (
+                    "; at this many ranks that takes half a minute or more"
+                    if bare.cp > _MANY
+                    else ""
+                )
                 told = (name, bare.cp, mode.seconds, what, rest)
                 logging.getLogger(__name__).info(_SEARCHES, *told)
             found = plan_both(bare, mode, context)

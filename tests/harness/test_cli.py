@@ -213,8 +213,8 @@ def test_a_search_is_announced_once_and_a_kept_plan_is_not(
         ultraattn._both.cache_clear()
         assert cli.main([*words, "--heads-q", "3"]) == 0
         text = " ".join(capsys.readouterr().err.split())
-        assert text.count("ultraattn: searches for plans of 2 ranks, up to 0.02 s") == said
-        assert text.count("ultraattn: its plan is kept for the next time") == said
+        assert text.count("ultraattn: searches for plans on 2 ranks, at most 0.02 s") == said
+        assert text.count("ultraattn: plan stored in the cache") == said
         assert text.count("for each of some ten tilings and some ten schedules") == said
         assert "half a minute" not in text  # that is of many ranks
     words[2] = "ultraattn:levels=none"

@@ -27,7 +27,7 @@ from harness.planning.token_owners import finish_tokens, hold_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose."""
+    """Options of the strategy."""
 
     prune: bool = option(True, PRUNE)
     ways: int | None = option(None, "directions that keys travel", unset="2 from 3 ranks on")

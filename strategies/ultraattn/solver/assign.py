@@ -58,7 +58,7 @@ _HOPELESS = 600  # blocks x devices beyond which no proof has ever ended; the ch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """An assignment and what is known about it.
+    """An assignment, its bound and its status.
 
     Attributes:
         cells: Device of each block; None where empty.
@@ -99,7 +99,7 @@ def assign(
     """Assign every block to a device.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seconds: CPU seconds to spend; with `prove`, those beyond which it gives up.
         prove: Spend at least `PROOF_S` on the proof.
         seed: Equal seeds give the same search.

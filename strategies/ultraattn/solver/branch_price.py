@@ -53,7 +53,7 @@ def decide(instance: Instance, most: int, end: float) -> Decision | None:
     """Decide whether no device need receive or send more than `most`; None = too large for this.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         most: The maximum asked for.
         end: CPU time, as of `time.process_time`, at which to give up.
     """
@@ -65,7 +65,7 @@ class Tree:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         columns: Its columns at `most`.
         most: The maximum asked for.
         end: CPU time at which the first relaxation gives up.

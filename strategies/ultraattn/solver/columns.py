@@ -133,7 +133,7 @@ def _columns(
                 sent[:, device] += back * has
     received[:, device] += inside
     sent[:, device] += inside
-    # What a set leaves of `most` is of use in whole steps of what others add.
+    # The rest of `most` beside a set is useful in whole steps of other sets' weights only.
     steps = gcd(w.row_out, w.column_out) or 1, gcd(w.row_in, w.column_in) or 1
     for flow, step in zip((received, sent), steps, strict=True):
         flow[:, device] = most - (most - flow[:, device]) // step * step

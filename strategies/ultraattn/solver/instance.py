@@ -1,4 +1,4 @@
-"""What an assignment of blocks to devices costs: work, chunks needed, received and sent.
+"""Costs of assigning blocks to devices: work, and chunks needed, received and sent.
 
 Per device, in chunks: A = rows (query chunks) that it needs and does not own, B = columns (key
 chunks) likewise, C = its own rows needed elsewhere, D = its own columns needed elsewhere; a chunk
@@ -29,10 +29,10 @@ class Weights:
     """Price of moving a chunk, in whole units.
 
     Attributes:
-        row_in: What a remote row brings: Q, or Q and dO.
-        row_out: What it sends back: O, or dQ.
-        column_in: What a remote column brings: K and V.
-        column_out: What it sends back: nothing, or dK and dV.
+        row_in: Input of a remote row: Q, or Q and dO.
+        row_out: Result of a remote row: O, or dQ.
+        column_in: Input of a remote column: K and V.
+        column_out: Result of a remote column: nothing, or dK and dV.
         unit: Units per query chunk, the paper's 1.
     """
 

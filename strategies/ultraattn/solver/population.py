@@ -34,7 +34,7 @@ class Population:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal searches.
         best: The best assignment so far.
     """
@@ -51,7 +51,7 @@ class Population:
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop.
-            target: Lowest maximum that is of use.
+            target: Lowest maximum worth reaching.
         """
         self._target = target
         while len(self._chains.tables.free) and self.best.value > target:

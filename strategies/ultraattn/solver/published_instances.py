@@ -59,7 +59,7 @@ def at_degree(table: Table, degree: int) -> Table:
     """Return a table refined to `degree` rows.
 
     Raises:
-        ValueError: The degree is no multiple of the table's size.
+        ValueError: The degree is not a multiple of the table's size.
     """
     if degree % len(table):
         raise ValueError(f"degree ({degree}) must be a multiple of the table's size, {len(table)}")

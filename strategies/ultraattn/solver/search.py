@@ -81,7 +81,7 @@ class Chains:
     """The state of all chains.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         starts: Assignments, one a chain.
     """
 
@@ -199,7 +199,7 @@ class Chains:
     def _change(
         self, block: Ints, old: Ints, new: Ints, before: Ints | None, chain: Ints
     ) -> Floats:
-        """What moving `block` from `old` to `new` adds, after `before` moved the other way."""
+        """Cost added by moving `block` from `old` to `new`, after `before` moved the other way."""
         t, n = self.tables, self.n
         result: Floats = t.block_need[block * n + new] - t.block_need[block * n + old]
         for line, counts, needs in (
@@ -343,7 +343,7 @@ class ManyChains:
     """Annealing that can be continued: each call of `run` spends some more seconds.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal runs of equally many steps.
         given: More starts.
     """
@@ -386,7 +386,7 @@ class ManyChains:
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop in any case.
-            target: Lowest maximum that is of use.
+            target: Lowest maximum worth reaching.
             volume: Keep the maximum at most `target` and lower the volume to this instead.
         """
         if not len(self.chains.tables.free) or self._done(target, volume):

@@ -33,7 +33,7 @@ class SingleChain:
     """A search that can be continued: each call of `run` goes on where the last one stopped.
 
     Args:
-        instance: What is assigned.
+        instance: The assignment problem.
         seed: Equal seeds give equal walks.
         given: Assignments to start from, beside the simple ones.
     """
@@ -54,7 +54,7 @@ class SingleChain:
 
         Args:
             end: CPU time, as of `time.process_time`, at which to stop.
-            target: Lowest maximum that is of use.
+            target: Lowest maximum worth reaching.
         """
         self._target = target
         while len(self._chain.tables.free) and not self._done:

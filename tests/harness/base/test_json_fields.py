@@ -19,7 +19,7 @@ def test_what_is_no_number_of_json_is_never_written(value: float) -> None:
 
 @pytest.mark.parametrize("text", ["[NaN]", '{"a": -Infinity}', "Infinity"])
 def test_what_is_no_number_of_json_is_not_read(text: str) -> None:
-    with pytest.raises(ValueError, match="is no number of JSON"):
+    with pytest.raises(ValueError, match="is not a number in JSON"):
         parsed(text)
 
 

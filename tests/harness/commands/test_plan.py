@@ -281,12 +281,12 @@ def test_a_timeline_and_the_levels_of_a_planner_are_shown(
     assert re.search(r"^(refined +no:|schedule )", printed, re.MULTILINE)
     said = re.search(r"^timeline +[0-9.]+ ms by the planner's own timeline on", printed, re.M)
     assert said, "a time is printed whether or not the plan was scheduled"
-    assert "h100-hamming, without what the calibration knows" in " ".join(printed.split())
+    assert "h100-hamming, without the calibration's further effects" in " ".join(printed.split())
     words += ["--cluster", "h100-8x8"]
     assert call(*words, "--show", "timeline") == 0
     printed = capsys.readouterr().out
     assert "compute" in printed
-    assert re.search(r"^schedule +[0-9.]+ ms by that timeline, bound", printed, re.MULTILINE)
+    assert re.search(r"^schedule +[0-9.]+ ms by that timeline, lower bound", printed, re.MULTILINE)
     assert re.search(r"^planned for +h100-8x8, 8 GPUs a node$", printed, re.MULTILINE)
     assert re.search(r"^planned as +for bfloat16, head_dim 128, batch 1", printed, re.MULTILINE)
     assert "calibration" not in printed

@@ -72,14 +72,14 @@ def test_chunks_and_times_are_of_the_problem_that_plans_are_made_for() -> None:
     assert one["device"] == two["device"]
     assert one["made_for"] == "bfloat16, head_dim 128, batch 1"
     (line,) = said(two)["planned as"]
-    assert line.startswith("for bfloat16, head_dim 128, batch 1: where tokens lie may not depend")
+    assert line.startswith("for bfloat16, head_dim 128, batch 1, to which times and chunks above")
 
 
 @pytest.mark.parametrize(
     ("levels", "line"),
     [
-        ("none", "not searched (levels=none): at their rows' owners"),
-        ("kernel", "not searched (levels=kernel): at their rows' owners"),
+        ("none", "not searched (levels=none): blocks at their rows' owners"),
+        ("kernel", "not searched (levels=kernel): blocks at their rows' owners"),
     ],
 )
 def test_what_was_not_searched_is_not_said_to_be_lacking(levels: str, line: str) -> None:
@@ -91,7 +91,9 @@ def test_what_was_not_searched_is_not_said_to_be_lacking(levels: str, line: str)
 def test_a_search_that_found_nothing_better_says_so() -> None:
     """The very same plan, had its levels been on."""
     levels = {**report("ultraattn:levels=none", causal(3)), "on": "all"}
-    assert said(levels)["tilings"] == ["none found that beats blocks at their rows' owners"]
+    assert said(levels)["tilings"] == [
+        "none found that beats computing blocks at their rows' owners"
+    ]
 
 
 @pytest.mark.parametrize("pattern", ["full", "global_local"])
@@ -117,7 +119,7 @@ def test_the_cluster_is_named_and_what_the_timeline_does_not_know() -> None:
         assert found["planned for"] == [f"{name}, 8 GPUs a node"]
         (line,) = found["timeline"]
         assert re.match(rf"\d+\.\d{{3}} ms by the planner's own timeline on {name}", line)
-        assert ("without what the calibration knows" in line) == knows
+        assert ("without the calibration's further effects" in line) == knows
     few = said(report("ultraattn:levels=none", causal(6), FORWARD, Context(gpus_per_node=3)))
     assert few["planned for"] == ["h100-hamming, 3 GPUs a node"]
 

@@ -99,7 +99,7 @@ def test_a_sweep_in_which_nothing_ran_exits_with_1(
 ) -> None:
     assert call(tmp_path, "--strategies", strategies) == status
     captured = capsys.readouterr()
-    assert ("nothing ran: 2 cells" in captured.err) is (status == 1)
+    assert ("none of the 2 cells ran" in captured.err) is (status == 1)
     said = " ".join(captured.out.split())
     assert "try --scope layer" in said if strategies == "upipe" else "usp:1x3" in said
 

@@ -298,7 +298,7 @@ def test_attention_alone_attends_nothing_again() -> None:
 def test_attention_alone_is_refused(name: str) -> None:
     problem = replace(layer(), hidden=None, rotary=None)
     for keeping in KEEPING:
-        with pytest.raises(UnsupportedError, match="of whole layers") as caught:
+        with pytest.raises(UnsupportedError, match="only apply to whole layers") as caught:
             strategy(f"{name}:{keeping}").plan(problem, Direction.FORWARD)
         assert caught.value.nearest == ("--scope layer",)
 

@@ -83,7 +83,7 @@ def test_a_foreign_last_line_is_refused_and_left_as_it_is(tmp_path: Path, conten
     """It was once taken for a torn record, and deleted."""
     path = tmp_path / FILE
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is no JSON record; remove that line"):
+    with pytest.raises(ValueError, match="is not a JSON record; remove that line"):
         ResultFile(path)
     assert path.read_bytes() == content
 
@@ -120,7 +120,7 @@ def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: b
     lines = path.read_bytes().splitlines(keepends=True)
     broken = lines[0] + damage + lines[1]
     path.write_bytes(broken)
-    with pytest.raises(ValueError, match="line 2 is no JSON record; remove that line"):
+    with pytest.raises(ValueError, match="line 2 is not a JSON record; remove that line"):
         ResultFile(tmp_path / FILE)
     assert path.read_bytes() == broken
     path.unlink()

@@ -278,19 +278,21 @@ def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there()
     uneven = [entry("owner", 1.75), entry("owner", 1.5), entry("ring", 1.75), entry("usp", 1.1)]
     text = flat(printed(uneven, 80))
     assert "owner: with its placement some rank has up to 1.75 times the mean work" in text
-    assert "see also owner:placement=zigzag and owner:placement=stripe" in text
-    assert text.count("see also") == 1
+    assert "try owner:placement=zigzag and owner:placement=stripe" in text
+    assert text.count("; try ") == 1
     both = [*uneven, entry("owner:placement=zigzag", 1.0)]
-    assert "see also" not in flat(printed(both, 80))
-    assert "see also" not in flat(printed([entry("owner", None), entry("peer:x/y", 2.0)], 80))
+    assert "; try " not in flat(printed(both, 80))
+    assert "; try " not in flat(printed([entry("owner", None), entry("peer:x/y", 2.0)], 80))
 
 
 def test_others_code_stands_unbroken_in_80_columns_and_its_dashes_are_explained() -> None:
     longest = measured("peer:ring-flash-attn/zigzag", "star", 1.0)
     text = printed([measured("ring", "star", 1.0), longest], 80)
     assert any(line.startswith("ring-flash-attn/zigzag ") for line in text)
-    assert "others' code, peer:NAME/NAME where a strategy is asked for; —: not known" in flat(text)
-    assert "others' code" not in flat(printed([measured("ring", "star", 1.0)], 80))
+    assert "implementation, peer:NAME/NAME on the command line; —: unknown, because" in flat(text)
+    assert "another project's implementation" not in flat(
+        printed([measured("ring", "star", 1.0)], 80)
+    )
 
 
 def test_a_heading_says_what_tells_problems_apart() -> None:
@@ -389,6 +391,6 @@ def test_strategies_that_were_tried_at_some_sizes_alone_are_named() -> None:
         *grid(simulated, ("ring", "usp")),
         *(changed(entry, cp=16) for entry in grid(simulated, ("ring",))),
     ]
-    assert "note: usp: at cp=8 S=64k alone" in flat(printed(records, 80))
+    assert "note: usp: tried at cp=8 S=64k only" in flat(printed(records, 80))
     elsewhere = changed(measured("zigzag", "star", 1.0), cp=4)
     assert "alone" not in flat(printed([*grid(simulated), elsewhere], 80))

@@ -264,7 +264,7 @@ def test_a_wait_interrupts_the_task_that_needs_what_arrives() -> None:
 def test_a_span_of_another_plan_is_refused() -> None:
     program = planned("ring")
     for span in (RunSpan(10**6, 0, "compute", 0, 1), RunSpan(0, 3, "transfer", 0, 1)):
-        with pytest.raises(ValueError, match="must be of a task of the plan and one of its ranks"):
+        with pytest.raises(ValueError, match="must name a task of the plan and one of its ranks"):
             measured_trace(program, [span], "here")
 
 

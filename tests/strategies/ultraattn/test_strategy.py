@@ -397,7 +397,7 @@ def test_plans_are_said_to_be_kept_where_they_are(
         monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path / folder))
         module._both.cache_clear()
         both(text, p, context)
-        said = "kept for the next time" in caplog.text
+        said = "plan stored in the cache" in caplog.text
         assert said == any((tmp_path / "folder").rglob("plans/*.json"))
         assert said == (f"cannot be kept in {tmp_path / folder / 'plans'} (" not in caplog.text)
     monkeypatch.setattr(keeping, "write_kept", _full)
@@ -405,7 +405,7 @@ def test_plans_are_said_to_be_kept_where_they_are(
     module._both.cache_clear()
     caplog.clear()
     both(text, p, context)
-    assert "kept for the next time" not in caplog.text
+    assert "plan stored in the cache" not in caplog.text
     assert f"cannot be kept in {tmp_path / 'another' / 'plans'} (No space left" in caplog.text
 
 
