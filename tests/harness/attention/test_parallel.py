@@ -511,7 +511,7 @@ def test_what_was_prepared_is_not_planned_in_the_step(
     def too_late(*_: object) -> None:
         raise AssertionError("planned in the step")
 
-    monkeypatch.setattr("harness.attention.ready.verify", too_late)
+    monkeypatch.setattr("harness.proved.plans.verify", too_late)
     q, k, v, dout = leaves(problem(pattern, 37, (6, 2), dims=(8, 5), cp=1))
     if lse:
         out, sums = cp.attend(q, k, v, lse=True, **asked)
