@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 import strategies
-from harness.attention.lse_gradient import columns, widened, with_dlse
+from harness.attention.lse_gradient import dlse_columns, widened, with_dlse
 from harness.attention.ready import planned, run_plan
 from harness.execute import shards
 from harness.execute.transport import LocalTransport, Transport
@@ -77,7 +77,7 @@ def run_all(
     if dout is None:
         return Everything(results, ready.program, None, tuple(transports))
     saved: Mapping[Resident, torch.Tensor] = run.results
-    wider = 0 if dlse is None else columns(problem.dtype)
+    wider = 0 if dlse is None else dlse_columns(problem.dtype)
     if dlse is not None:
         saved = {each: widened(each.piece.tensor, x) for each, x in saved.items()}
         dout = with_dlse(dout, dlse.masked_fill(results["lse"] == -torch.inf, 0.0))

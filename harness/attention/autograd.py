@@ -7,7 +7,7 @@ import torch
 
 from harness.attention.call import Call
 from harness.attention.group import transport_of
-from harness.attention.lse_gradient import columns, widened, with_dlse
+from harness.attention.lse_gradient import dlse_columns, widened, with_dlse
 from harness.attention.pieces import local_tensor, piece_of
 from harness.attention.ready import run_plan
 from harness.plan.plan import Plan
@@ -89,7 +89,7 @@ class _AttentionWithLse(torch.autograd.Function):
             return (*_backward(call, saved, dout, 0), None)
         dout = with_dlse(dout, dlse.masked_fill(ctx.met_none, 0.0))
         saved = {each: widened(each.piece.tensor, x) for each, x in saved.items()}
-        dq, dk, dv = _backward(call, saved, dout, columns(call.problem.dtype))
+        dq, dk, dv = _backward(call, saved, dout, dlse_columns(call.problem.dtype))
         return dq, dk, dv[..., : call.problem.head_dim_v].contiguous(), None
 
 

@@ -13,15 +13,15 @@ from harness.plan.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Which of the ranks that share tokens this one is; group None = this process is alone."""
+class Sharers:
+    """The ranks that share tokens, and which of them this one is; group None = it is alone."""
 
     sharding: Sharding
     rank: int
     group: dist.ProcessGroup | None
 
 
-def gathered(part: torch.Tensor, seat: Seat) -> torch.Tensor:
+def gather_tokens(part: torch.Tensor, seat: Sharers) -> torch.Tensor:
     """Put the ranks' tokens, along the first axis, into their original order. A collective.
 
     Gradients flow: a token's is summed over the ranks, in rank order, at the rank that owns it.
@@ -43,7 +43,7 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401  # torch gives a context without a type that has its attributes
         part: torch.Tensor,
-        seat: Seat,
+        seat: Sharers,
     ) -> torch.Tensor:
         ctx.seat, sharding = seat, seat.sharding
         whole = part.new_empty((sum(map(len, sharding.chunks)), *part.shape[1:]))
@@ -59,7 +59,7 @@ class _Gather(torch.autograd.Function):
         return _summed(dwhole, ctx.seat), None
 
 
-def _agree(x: torch.Tensor, seat: Seat, call: str) -> None:
+def _agree(x: torch.Tensor, seat: Sharers, call: str) -> None:
     tokens = [*map(seat.sharding.tokens, range(len(seat.sharding.owned)))]
     facts = (
         ("call", call),
@@ -70,7 +70,7 @@ def _agree(x: torch.Tensor, seat: Seat, call: str) -> None:
     compare(seat.group, Word.GATHER, facts, digest_of(facts))
 
 
-def _parts(part: torch.Tensor, seat: Seat) -> list[torch.Tensor]:
+def _parts(part: torch.Tensor, seat: Sharers) -> list[torch.Tensor]:
     """Every rank's part; parts are padded on the way to equal lengths."""
     if seat.group is None:
         return [part]
@@ -83,7 +83,7 @@ def _parts(part: torch.Tensor, seat: Seat) -> list[torch.Tensor]:
     return [found[:count] for found, count in zip(parts, tokens, strict=True)]
 
 
-def _summed(dwhole: torch.Tensor, seat: Seat) -> torch.Tensor:
+def _summed(dwhole: torch.Tensor, seat: Sharers) -> torch.Tensor:
     """The gradients that all ranks have of this rank's tokens, summed in rank order."""
     ranks = range(len(seat.sharding.owned))
     own = [rank_positions(seat.sharding, rank).to(dwhole.device) for rank in ranks]

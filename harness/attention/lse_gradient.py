@@ -18,7 +18,7 @@ _CONSTANTS = {8: (1.0,), 4: (1.0,), 2: (2.0**15, 2.0**4, 2.0**-7)}
 float16 ends at 65504."""
 
 
-def columns(dtype: Dtype) -> int:
+def dlse_columns(dtype: Dtype) -> int:
     """Return how many columns the gradient of lse takes."""
     return len(_CONSTANTS[dtype.bytes])
 

@@ -39,7 +39,7 @@ from harness.attention.inputs import (
     refuse_dropout,
 )
 from harness.attention.layout import owners_of
-from harness.attention.lse_gradient import columns
+from harness.attention.lse_gradient import dlse_columns
 from harness.attention.scores import (
     ScoreArguments,
     ScoreOptions,
@@ -223,7 +223,7 @@ class ContextParallel(Tokens):
         if backward:
             call.planned(Direction.BACKWARD)
             if lse:
-                call.planned(Direction.BACKWARD, columns(problem.dtype))
+                call.planned(Direction.BACKWARD, dlse_columns(problem.dtype))
 
     def call(self, problem: Problem, *, lse: bool = False) -> Call:
         """Return one call of the ranks, for what their tensors ask for."""

@@ -26,7 +26,7 @@ class ScoreOptions(NamedTuple):
     alibi: tuple[float, ...] | None = None
 
 
-PLAIN = ScoreOptions()
+AS_USUAL = ScoreOptions()
 """Scores scaled by `D ** -0.5`, and nothing else."""
 
 
@@ -39,7 +39,7 @@ def score_options(
         ValueError: Slopes want a gradient, or are no row of numbers.
     """
     if scale is None and softcap is None and alibi is None:
-        return PLAIN
+        return AS_USUAL
     if isinstance(alibi, torch.Tensor):
         if alibi.requires_grad:
             raise ValueError("attention: alibi has no gradient; give alibi.detach()")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from harness.attention.agreement import telling
 from harness.attention.compiling import outside_graphs
 from harness.attention.documents import within_documents
-from harness.attention.gather import Seat, gathered, rank_positions
+from harness.attention.gather import Sharers, gather_tokens, rank_positions
 from harness.plan.sharding import Sharding
 from harness.proved.plans import Owners
 from patterns import Pattern
@@ -120,5 +120,5 @@ class Tokens:
                     f"unshard: axis {dim} of {tuple(part.shape)} must hold the {tokens} tokens of "
                     f"rank {self.rank}; choose another dim"
                 )
-        whole = gathered(part.movedim(dim, 0), Seat(sharding, self.rank, self.group))
+        whole = gather_tokens(part.movedim(dim, 0), Sharers(sharding, self.rank, self.group))
         return whole.movedim(0, dim).contiguous()

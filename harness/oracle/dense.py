@@ -32,7 +32,7 @@ class Scores:
     sinks: Tensor | None = None
 
 
-PLAIN = Scores()
+UNCHANGED = Scores()
 """Scores as they are."""
 
 
@@ -45,7 +45,7 @@ def reference(
     dout: Tensor | None = None,
     *,
     dlse: Tensor | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores = UNCHANGED,
 ) -> dict[str, Tensor]:
     """Attend in float64, whatever the dtype of the inputs.
 
@@ -76,7 +76,7 @@ def naive_twin(
     dout: Tensor | None = None,
     *,
     dlse: Tensor | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores = UNCHANGED,
 ) -> dict[str, Tensor]:
     """Do the same mathematics in the precision of the inputs, each step rounded to it.
 
@@ -88,7 +88,7 @@ def naive_twin(
 
 @torch.no_grad()
 def spreads(
-    q: Tensor, k: Tensor, allowed: Tensor, scale: float, scores: Scores = PLAIN
+    q: Tensor, k: Tensor, allowed: Tensor, scale: float, scores: Scores = UNCHANGED
 ) -> tuple[float, float]:
     """Return how concentrated the weights are: root sums of squares, by query and by key.
 
@@ -136,7 +136,7 @@ def _dense(
     dout: Tensor | None,
     dtype: torch.dtype,
     dlse: Tensor | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores = UNCHANGED,
 ) -> dict[str, Tensor]:
     _check(q, k, v, allowed, dout)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)

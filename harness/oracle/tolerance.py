@@ -62,7 +62,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.oracle.dense import PLAIN, Scores, layer, naive_twin, reference, spreads
+from harness.oracle.dense import UNCHANGED, Scores, layer, naive_twin, reference, spreads
 
 FLOAT64_LIMIT = 1e-12
 _ROUNDED = {"out": (2, 3.0), "lse": (2, 1 / 64), "y": (2, 3.0)}
@@ -116,7 +116,7 @@ def calibrate(
     scale: float,
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores = UNCHANGED,
 ) -> Tolerance:
     """Run the oracle and its twin on these inputs, once for any number of results to judge.
 
@@ -197,7 +197,7 @@ def _scales(
     scale: float,
     dout: Tensor | None,
     dlse: Tensor | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores = UNCHANGED,
 ) -> dict[str, float]:
     """Scale of each result of attention: its error is divided by it."""
     q, k, v = qkv
