@@ -118,7 +118,7 @@ class _Work(NamedTuple):
     """One kernel call of a tile, with what it reads and where its results go."""
 
     call: Call
-    change: kernels.ScoreChange | None
+    change: tuple[kernels.ScoreChange, ...]
     q_heads: OffsetRange
     kv_heads: OffsetRange
     reads: Mapping[Tensor, torch.Tensor]
@@ -463,24 +463,26 @@ class _Interpreter:
                 work(_Work(call, change, q_heads, kv_heads, reads, writes, fresh))
         self._begin(fresh)
 
-    def _change(self, tile: Tile, call: Call, heads: OffsetRange) -> kernels.ScoreChange | None:
-        """What becomes of a call's scores; None = nothing."""
+    def _change(
+        self, tile: Tile, call: Call, heads: OffsetRange
+    ) -> tuple[kernels.ScoreChange, ...]:
+        """The change of a call's scores, if there is one."""
         softcap, alibi = self.problem.softcap, self.problem.alibi
         if alibi is None:
-            return None if softcap is None else kernels.ScoreChange(softcap=softcap)
+            return () if softcap is None else (kernels.ScoreChange(softcap=softcap),)
         slopes = [alibi[head] for head in head_sets.members(tile.heads)][slice(*heads)]
         q, k = (
             positions_of(self.plan.chunks(piece), self.device)[slice(*part)]
             for piece, part in zip(tile.reads[:2], (call.rows, call.cols), strict=True)
         )
         on_device = torch.tensor(slopes, dtype=self.acc, device=self.device)
-        return kernels.ScoreChange(softcap=softcap, slopes=on_device, q=q, k=k)
+        return (kernels.ScoreChange(softcap=softcap, slopes=on_device, q=q, k=k),)
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
         with self.watch.in_kernel():
             out, lse = kernels.attend(
-                q, k, v, work.call.mask, self.problem.softmax_scale, work.change
+                q, k, v, work.call.mask, self.problem.softmax_scale, *work.change
             )
         cut = (work.call.rows, work.q_heads)
         self._accumulate_out(work.writes, cut, out, lse, work.fresh)
@@ -493,7 +495,7 @@ class _Interpreter:
         kernel = kernels.attend_backward_delta if by_delta else kernels.attend_backward
         mask, scale = work.call.mask, self.problem.softmax_scale
         with self.watch.in_kernel():
-            dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale, work.change)
+            dq, dk, dv = kernel(dout, q, k, v, row, lse, mask, scale, *work.change)
         on_q, on_kv = (work.call.rows, work.q_heads), (work.call.cols, work.kv_heads)
         self._accumulate(work.writes[0], on_q, dq, work.fresh)
         self._accumulate(work.writes[1], on_kv, dk, work.fresh)
