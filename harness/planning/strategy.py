@@ -50,7 +50,7 @@ ClosedForm = Callable[[Problem, Direction, O, Context], Volume | None]
 Alternatives = Callable[[Problem, O], Iterable[O | str]]
 
 
-# What it may say of itself -------------------------------------------------------------------
+# Optional fields -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
