@@ -195,7 +195,7 @@ class Problem:
 
 
 def spelled(problem: Problem) -> dict[str, object]:
-    """Return what a problem is, for JSON; without `round_sent`, and without what it leaves open.
+    """Return the fields of a problem for JSON, without `round_sent` and fields at their defaults.
 
     Where the text of a pattern does not say what it allows, as that of a file, its content does.
     """
