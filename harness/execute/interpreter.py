@@ -464,7 +464,7 @@ class _Interpreter:
         self._begin(fresh)
 
     def _change(self, tile: Tile, call: Call, heads: OffsetRange) -> kernels.ScoreChange | None:
-        """What becomes of a call's scores; None = nothing."""
+        """Return the change to a call's scores; None = no change."""
         softcap, alibi = self.problem.softcap, self.problem.alibi
         if alibi is None:
             return None if softcap is None else kernels.ScoreChange(softcap=softcap)
