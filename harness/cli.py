@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that answers a wrong call in a line, not with all flags."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where the flags are."""
+        """Report a wrong call, and where the flags are listed."""
         verb = self.prog.removeprefix(f"{_PROGRAM} ")
         text = f"{verb}: {message}; `{self.prog} --help` shows the flags"
         self.exit(2, wrapped(text) + "\n")

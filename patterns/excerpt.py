@@ -28,7 +28,7 @@ def _positions(runs: Sequence[Chunk]) -> Ints:
 
 
 def excerpt(pattern: Pattern, rows: Sequence[Chunk], columns: Sequence[Chunk]) -> Pattern:
-    """Return what a pattern allows between runs of queries and runs of keys.
+    """Return the part of a pattern between runs of queries and runs of keys.
 
     Args:
         pattern: The whole.

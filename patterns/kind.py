@@ -75,10 +75,10 @@ def real(name: str, value: object) -> float:
     """Take a number of any kind: Python's, numpy's, a tensor of one number.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a number.
     """
     try:
-        return float(value)  # type: ignore[arg-type]  # what is none is refused
+        return float(value)  # type: ignore[arg-type]  # refused below if it is not
     except (TypeError, ValueError):
         raise ValueError(f"{name} ({value!r}) must be a number, such as 0.125") from None
 

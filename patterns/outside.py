@@ -38,7 +38,7 @@ def split_name(text: str, known: Mapping[str, object], group: str) -> tuple[str,
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return what installed packages register under a group of entry points; imports nothing."""
+    """Return the entry points that installed packages register in a group; imports nothing."""
     return {point.name: point for point in entry_points(group=group)}
 
 

@@ -115,7 +115,7 @@ class Pattern:
         return band_areas(self.arrays, qs, ks)
 
     def relation(self, q: Chunk, k: Chunk) -> Block:
-        """Return what the mask of two chunks is: FULL, EMPTY, CAUSAL with its shift, or PARTIAL.
+        """Return the kind of mask of two chunks: FULL, EMPTY, CAUSAL with its shift, or PARTIAL.
 
         A staircase is known by its area and by no allowed pair lying above it.
         """

@@ -203,7 +203,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Return what the rows of one group say together."""
+    """Return the summary of the rows of one group."""
     seconds = [row.seconds for row in rows]
     proved = sum(row.value == row.bound for row in rows)
     worse = [row.instance for row in rows if row.target is not None and row.value > row.target]

@@ -42,7 +42,7 @@ def compare(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: b
 
     Args:
         group: The ranks; None = this process is alone.
-        word: What this rank does.
+        word: This rank's step.
         facts: With what; told where ranks differ.
         digest: `digest_of(facts)`, which callers keep.
 
@@ -92,7 +92,7 @@ def digest_of(facts: Facts) -> bytes:
 def _told(
     group: dist.ProcessGroup, row: Sequence[int], wait: timedelta | None = None
 ) -> list[tuple[int, ...]]:
-    """Return what each rank tells, in rank order."""
+    """Gather a row from each rank, in rank order."""
     reached = dist.get_backend_config(group)
     device = torch.device("cpu" if "cpu:" in reached else "cuda")
     mine = torch.tensor(row, dtype=torch.int64, device=device)

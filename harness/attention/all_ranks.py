@@ -24,7 +24,7 @@ class Everything(NamedTuple):
         results: "out", "lse" and, with dout, "dq", "dk", "dv", as global tensors.
         forward: The forward plan, resolved.
         backward: The backward plan, resolved; None without dout.
-        transports: What each direction moved through.
+        transports: The transport of each direction.
     """
 
     results: Mapping[str, torch.Tensor]
@@ -48,7 +48,7 @@ def run_all(
     """Run all ranks of a problem in this process, on global tensors in original token order.
 
     Args:
-        problem: What to compute.
+        problem: The problem.
         strategy: By whom; name with options, or chosen.
         q: `(B, heads_q, S, D)`.
         k: `(B, heads_kv, T, D)`.

@@ -21,7 +21,7 @@ class Call:
 
     Attributes:
         strategy: Who computes what and who sends what.
-        problem: What all ranks' tensors ask for.
+        problem: The problem that all ranks' tensors describe.
         context: Facts of the cluster for the planner.
         owners: Who owns which query tokens, and which key tokens.
         rank: This rank in the group.

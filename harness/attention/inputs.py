@@ -17,7 +17,7 @@ def check_tensors(where: str, named: Named) -> None:
     """Refuse values that are not plain tensors, and transforms that cannot follow a run.
 
     Raises:
-        ValueError: Something is no tensor, or one that is spread over ranks by somebody else.
+        ValueError: A value is not a tensor, or is a tensor that torch itself spreads over ranks.
         UnsupportedError: A transform of torch.func is active.
     """
     for name, x in named.items():

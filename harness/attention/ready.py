@@ -28,9 +28,9 @@ class Ready(NamedTuple):
 
     Attributes:
         program: The plan, proved and resolved.
-        sent_bytes: What each rank sends in it.
-        received_bytes: What each rank receives in it.
-        facts: What it computes, and its hash, for ranks to compare.
+        sent_bytes: Bytes that each rank sends in it.
+        received_bytes: Bytes that each rank receives in it.
+        facts: Its call, problem and hash, for ranks to compare.
         digest: Of the facts.
     """
 

@@ -1,4 +1,4 @@
-"""What a call may ask of scores besides the pattern: a factor, a cap, slopes, sinks."""
+"""Changes to scores that a call may request: a factor, a cap, slopes, sinks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict

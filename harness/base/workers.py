@@ -107,7 +107,7 @@ def spread(
         work: Module-level function of one item.
         items: Picklable.
         jobs: How many processes.
-        lost: What stands for the result of an item whose worker died.
+        lost: Makes the result of an item whose worker died.
         start: Module-level function that each worker calls first.
 
     Yields:

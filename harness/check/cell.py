@@ -55,7 +55,7 @@ class JudgedCell:
     digest: str = ""
 
     def record(self) -> CheckRecord:
-        """Return what is printed and kept of it."""
+        """Return its record."""
         return CheckRecord(
             config_hash=self.config.hash,
             config=self.config,
@@ -338,8 +338,8 @@ def as_group(cell: JudgedCell, ranks: Sequence[RankRun] = ()) -> JudgedCell:
     """Judge a team's results against the local run's: the same bits, or failed.
 
     Args:
-        cell: What the local run gave; a refused cell stays so.
-        ranks: What each rank saw.
+        cell: The record of the local run; a refused cell stays so.
+        ranks: The outcome of each rank.
     """
     config = replace(cell.config, transport=Where.GLOO)
     digests = {rank: digest for each in ranks for rank, digest in each.digest.items()}

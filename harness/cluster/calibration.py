@@ -102,7 +102,7 @@ class Calibration:
 
     Attributes:
         id: Name and date: goes into every record.
-        hardware: What datasheets say.
+        hardware: Datasheet values.
         kernels: The attention kernels.
         links: The links.
         effects: The effects of whole runs.
@@ -149,7 +149,7 @@ def load(path: Path) -> Calibration:
     """Read a calibration.
 
     Raises:
-        ValueError: There is no such file, it lacks a parameter, has one that is unknown, or a value
+        ValueError: The file is missing, lacks a parameter, has one that is unknown, or a value
             that the parameter cannot have.
     """
     try:
@@ -245,7 +245,7 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
     """Write a calibration as TOML, each parameter with its source.
 
     Args:
-        value: What to write.
+        value: The calibration to write.
         sources: By section (`kernels.forward`, ...) or line (`hardware.nodes`, ...), what it cites;
             `` for all others.
     """

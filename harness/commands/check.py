@@ -194,7 +194,7 @@ def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
 def _judge(
     args: argparse.Namespace, axes: Axes, done: set[str]
 ) -> Iterator[tuple[JudgedCell, JudgedCell]]:
-    """Judge what is not done yet."""
+    """Judge the cells that are not done yet."""
     total = size(axes) if args.full else sum(1 for _ in pairwise(axes))
     with Live("check", total) as live:
 

@@ -162,7 +162,7 @@ def _one(answer: Explanation, width: int) -> Table:
     if answer.resolved != answer.strategy or answer.resolved_backward != answer.strategy:
         same = answer.resolved == answer.resolved_backward
         both = f"{answer.resolved} forward, {answer.resolved_backward} backward"
-        table.add_row("it chose", answer.resolved if same else both, "what was left open")
+        table.add_row("it chose", answer.resolved if same else both, "options left to the strategy")
     for near in answer.evener[:1]:
         text = f"planned; imbalance {near.imbalance_total:.3f}, not {costs.imbalance_total:.3f}"
         table.add_row("more even", near.flags, text)

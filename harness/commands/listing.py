@@ -156,7 +156,9 @@ def _show_peers(console: Output, names: Sequence[str]) -> None:
     del names
     console.print()
     console.print(Text("peers", style="bold"))
-    console.print("other projects' code, measured and checked beside ours; peer:* is all of them")
+    console.print(
+        "other projects' implementations, measured and checked beside ours; peer:* selects all"
+    )
     for entry in _peers():
         here = "runs here" if entry["installed"] else PEERS[entry["name"]].install
         console.print()
@@ -169,7 +171,7 @@ def _show_clusters(console: Output, names: Sequence[str]) -> None:
     del names
     console.print()
     console.print(Text("clusters", style="bold"))
-    console.print("so is any .toml file that `calibrate` wrote: --cluster FILE")
+    console.print("a .toml file that `calibrate` wrote is a cluster too: --cluster FILE")
     for entry in _clusters():
         plans = [v for k, v in entry["errors"].items() if k.startswith(("graph", "eager"))]
         size = f"{entry['nodes']} x {entry['gpus_per_node']} {entry['gpu']}"

@@ -38,7 +38,7 @@ class Finding:
         state: Whether it is there and works.
         value: Version, size or reason.
         serves: Its use.
-        remedy: What to do about it; empty where it is there.
+        remedy: How to add it; empty if it is present.
     """
 
     name: str

@@ -466,7 +466,7 @@ class _Interpreter:
     def _change(
         self, tile: Tile, call: Call, heads: OffsetRange
     ) -> tuple[kernels.ScoreChange, ...]:
-        """The change of a call's scores, if there is one."""
+        """Return the change to a call's scores, if there is one."""
         softcap, alibi = self.problem.softcap, self.problem.alibi
         if alibi is None:
             return () if softcap is None else (kernels.ScoreChange(softcap=softcap),)

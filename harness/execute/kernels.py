@@ -133,7 +133,7 @@ def attend_backward(
     scale: float,
     change: ScoreChange | None = None,
 ) -> Triple:
-    """Return what the keys of this call add to the gradients of a larger softmax.
+    """Return the contribution of this call's keys to the gradients of a larger softmax.
 
     `out` and `lse` belong to the whole softmax, over keys in and outside this call; the gradients
     of calls over disjoint sets of keys add up to those of the whole.

@@ -21,7 +21,7 @@ _SCORES = 1 << 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreChange:
-    """What is done to the scaled scores of a call, in this order.
+    """Changes to the scaled scores of a call, in this order.
 
     Attributes:
         softcap: Scores s become `softcap * tanh(s / softcap)` (Gemma 2, arXiv:2408.00118, section

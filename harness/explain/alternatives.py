@@ -48,7 +48,7 @@ def evener(
     Args:
         chosen: A strategy that can do the problem.
         problem: The problem.
-        context: What its planner may know.
+        context: Facts for its planner.
         imbalance_total: Of its forward plan; nothing is looked for where that is even.
     """
     had = placement_of(chosen.options)

@@ -43,10 +43,10 @@ class Costs:
         memory_bytes_lower_bound: Inputs and outputs of the forward pass.
         peak_bytes: The most held at a time in the forward pass (see `memory`).
         peak_bytes_backward: As above, backward.
-        peak_uses_bytes: What the forward peak is made of, by use (see `counting.Use`).
+        peak_uses_bytes: The forward peak by use (see `counting.Use`).
         peak_uses_bytes_backward: As above, backward.
-        saved_bytes: What stays for the backward pass (it may be part of these), host included.
-        peak_bytes_algorithm: What the algorithm needs in the forward pass (`counting.ALGORITHM`).
+        saved_bytes: Saved for the backward pass (may be part of these), host included.
+        peak_bytes_algorithm: Needs of the algorithm in the forward pass (`counting.ALGORITHM`).
         peak_bytes_algorithm_backward: As above, backward.
         host_peak_bytes: The most held at a time in host memory, in either pass.
         host_bytes: Moved between a device and its host, both ways, in the forward pass.
@@ -137,7 +137,7 @@ def explain(
     Args:
         chosen: The strategy.
         problem: The problem.
-        context: What its planner may know.
+        context: Facts for its planner.
         alternatives: Whether to look for them where it is not legal; each is planned.
 
     Raises:

@@ -48,7 +48,7 @@ def fit_kernels(rows: Sequence[Row], like: Kernels) -> tuple[Kernels, dict[Direc
 
     Args:
         rows: Of one GPU, with the columns of `kernel_times.csv`.
-        like: What its datasheet says: SMs and memory.
+        like: Its datasheet values: SMs and memory.
 
     Returns:
         The model, and its error on the other half.

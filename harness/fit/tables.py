@@ -33,7 +33,7 @@ def halves(items: Iterable[T], key: Sequence[str], text: Iterable[str]) -> tuple
     """Split by a hash of each item's text: the same half in every run, whatever the order.
 
     Args:
-        items: What to split.
+        items: The items to split.
         key: Salt.
         text: Per item, what identifies its shape.
     """

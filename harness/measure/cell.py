@@ -47,7 +47,7 @@ class RankSample:
         waited_s: Seconds that it waited for transfers, in the traced run.
         sent_bytes: Bytes that it sent, counted at the transport.
         results: Its outputs.
-        spans: What it did in the traced run, by the machine's monotonic clock.
+        spans: Its tasks in the traced run, by the machine's monotonic clock.
         plans: Of rank 0, the plans that all ran; see `shared_plans`.
     """
 
@@ -78,7 +78,7 @@ class Measurement:
         peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
         max_rel_error: Error of each result against the oracle.
         passed: Whether every error is within the tolerance.
-        plan: What ran.
+        plan: The plan that ran.
     """
 
     samples_s: tuple[float, ...]
@@ -154,11 +154,11 @@ def oracle_bytes(config: Config) -> int:
 
 
 def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) -> Measurement:
-    """Join what the ranks saw, and judge the numbers.
+    """Join the measurements of the ranks, and judge the numbers.
 
     Args:
         config: The cell.
-        ranks: What each rank saw.
+        ranks: The measurements of each rank.
         judged: Whether to ask the oracle; without it nothing is known of the errors.
 
     Raises:

@@ -104,7 +104,7 @@ def measure_cells(
 
     Args:
         configs: Cells.
-        limits: What each may use.
+        limits: Limits of each cell.
         crews: Where ranks come from; None is a `Team` of this machine's processes.
     """
     context = environment(limits.threads)

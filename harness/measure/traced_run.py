@@ -24,7 +24,7 @@ class Traced:
     """A trace, and the figures that a record of the same run has.
 
     Attributes:
-        trace: What happened, on all ranks.
+        trace: The trace, of all ranks.
         exposed_comm_s: The longest wait for transfers of any rank, seconds.
         bytes_sent_per_rank: The most of any rank, counted at the transport.
     """
@@ -38,7 +38,7 @@ def traced(config: Config, crew: Crew, timeout_s: float) -> Traced:
     """Run a cell once, after a warm-up, and say when each rank did what.
 
     Args:
-        config: What to run.
+        config: The cell to run.
         crew: Its ranks, on one machine: they share a clock.
         timeout_s: How long it may take, seconds.
 

@@ -70,7 +70,7 @@ class Ledger:
         inputs_bytes: Bytes that the caller holds on the device.
         peak_bytes: The most that is held there at any time, inputs included.
         host_peak_bytes: As `peak_bytes`, in the rank's host memory.
-        uses_bytes: What `peak_bytes` is made of at the first moment that it is reached.
+        uses_bytes: `peak_bytes` by use, at the first moment that it is reached.
     """
 
     inputs_bytes: tuple[int, ...]

@@ -18,7 +18,7 @@ Results: TypeAlias = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What is done to scores besides scaling and masking; nothing by default.
+    """Changes to scores besides scaling and masking; none by default.
 
     Attributes:
         softcap: Scores become `softcap * tanh(score / softcap)`; None = they stay.

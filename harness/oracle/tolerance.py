@@ -77,7 +77,7 @@ class Tolerance:
         dtype: Of the inputs.
         head_dim: Of q and k.
         reference: The oracle's tensors by name, float64.
-        scales: What an error of each is divided by.
+        scales: Divisor of the error of each.
         twin_errors: The naive twin's error in each; 0 for float64, which has no twin.
         longest_sum: Terms of the longest sum of a product outside attention; 0 without one.
     """

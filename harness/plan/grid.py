@@ -98,7 +98,7 @@ def grid(plan: "Plan", mark: int | None = None, width: int = 22) -> str:
     `+dk` merges, `=out` finishes.
 
     Args:
-        plan: What to draw.
+        plan: The plan to draw.
         mark: The task to point at.
         width: Least columns of a step; what a step's longest cell takes, if that is more.
     """

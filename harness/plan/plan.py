@@ -40,7 +40,7 @@ class Plan:
         direction: Forward or backward.
         q_chunks: Positions of each query chunk; together they cover the queries once.
         kv_chunks: As `q_chunks`, for keys.
-        initial: What lives where before the first task.
+        initial: Pieces and their places before the first task.
         tasks: In a topological order.
         outputs: Where the results must end, every (chunk, head) once.
         saved: Pieces that a forward plan leaves for its backward plan.

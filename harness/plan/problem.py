@@ -195,7 +195,7 @@ class Problem:
 
 
 def spelled(problem: Problem) -> dict[str, object]:
-    """Return what a problem is, for JSON; without `round_sent`, and without what it leaves open.
+    """Return the fields of a problem for JSON, without `round_sent` and the rare fields not set.
 
     Where the text of a pattern does not say what it allows, as that of a file, its content does.
     """
@@ -220,7 +220,7 @@ def spelled(problem: Problem) -> dict[str, object]:
 
 
 _SELDOM = ("scale", "softcap", "alibi")
-"""What few problems have: the others are spelled, and hashed, without."""
+"""Rare fields: problems in which they are None are spelled, and hashed, without them."""
 
 
 @lru_cache(maxsize=65536)

@@ -79,7 +79,7 @@ class Step:
 
     Attributes:
         requires: Ids of the tasks that it must wait for, ascending.
-        accesses: What it touches, in the order of `effects`.
+        accesses: The pieces that it touches, in the order of `effects`.
         creates: Slabs that begin with it.
         frees: Slabs whose last use it is.
     """

@@ -407,7 +407,7 @@ def effects(task: Task) -> list[Effect]:
 
 
 def arrivals(legs: Sequence[Leg]) -> dict[tuple[Place, Tensor, int], Piece]:
-    """Join what arrives at one place of one tensor and version into one piece.
+    """Join the arrivals of one tensor and version at one place into one piece.
 
     Legs of one such group bring the same heads of different chunks (joined in ascending chunk
     order) or different heads of the same chunks.

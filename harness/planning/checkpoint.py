@@ -64,7 +64,7 @@ def recomputing(forward: Plan, backward: Plan, checkpoint: Checkpoint) -> Plan:
     Args:
         forward: The whole forward plan.
         backward: The backward plan that starts from what it saves.
-        checkpoint: What it saves in fact.
+        checkpoint: The tensors that it saves in fact.
     """
     if checkpoint is Checkpoint.NONE:
         return backward

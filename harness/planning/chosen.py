@@ -65,7 +65,7 @@ class Chosen:
     def volume(
         self, problem: Problem, direction: Direction, context: Context | None = None
     ) -> Volume | None:
-        """Return what each rank receives by formula; None where no closed form is known."""
+        """Return the bytes that each rank receives, by formula; None without a closed form."""
         known = self.strategy.volume
         if known is None:
             return None

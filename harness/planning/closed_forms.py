@@ -72,7 +72,7 @@ _MESH: _Form = {
 def ring_volume(
     source: str, problem: Problem, direction: Direction, options: object, context: object
 ) -> Volume | None:
-    """Return what each rank receives where keys travel all ranks.
+    """Return the bytes that each rank receives where keys travel all ranks.
 
     Args:
         source: Where the form is from.
@@ -92,7 +92,7 @@ def ring_volume(
 def turn_volume(
     source: str, problem: Problem, direction: Direction, options: object, context: object
 ) -> Volume | None:
-    """Return what each rank receives where all ranks trade tokens for heads; see `ring_volume`."""
+    """Return the bytes that each rank receives in an all-to-all of all ranks; see `ring_volume`."""
     del options, context
     return _volume(problem, direction, problem.cp, _TURN, prune=True, source=source)
 
@@ -105,7 +105,7 @@ def mesh_volume(
     options: O,
     context: C,
 ) -> Volume | None:
-    """Return what each rank receives on a mesh of U x R ranks; see `ring_volume`.
+    """Return the bytes that each rank receives on a mesh of U x R ranks; see `ring_volume`.
 
     Args:
         source: Where the form is from.

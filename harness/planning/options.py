@@ -31,7 +31,7 @@ class Reader:
 
     Attributes:
         read: From text to the value; raises ValueError with the rule.
-        values: What may be typed.
+        values: The values that may be typed.
     """
 
     read: Callable[[str], Any]
@@ -44,8 +44,8 @@ class Option:
 
     Attributes:
         reader: How its value is typed.
-        summary: What it does.
-        unset: What the strategy takes where it is not given and has no default.
+        summary: Its meaning.
+        unset: The strategy's choice where it is not given and has no default.
     """
 
     reader: Reader
@@ -81,8 +81,8 @@ def option(default: T, summary: str, *, unset: str = "", reader: Reader | None =
 
     Args:
         default: Its value where it is not given; None lets the strategy choose.
-        summary: What it does, for `list`.
-        unset: What the strategy chooses where the default is None, for `list`.
+        summary: Its meaning, for `list`.
+        unset: The strategy's choice where the default is None, for `list`.
         reader: How it is typed; None follows the default: true or false for a bool, a member's
             value for an enumeration, a whole number for None or a number.
     """

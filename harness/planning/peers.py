@@ -27,7 +27,7 @@ class Peer:
 
     Attributes:
         package: Name of its distribution.
-        module: What is imported.
+        module: The module to import.
         function: Name after the slash.
         summary: One line for lists.
         source: Where its code is published.

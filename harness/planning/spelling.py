@@ -18,7 +18,7 @@ def choose(strategy: Strategy[Any], typed: str, text: str) -> Chosen:
 
     Args:
         strategy: The strategy.
-        typed: What stands behind its name and a colon: `option=value,option=value`.
+        typed: The text behind its name and a colon: `option=value,option=value`.
         text: All that was typed, for messages.
 
     Raises:
@@ -71,7 +71,7 @@ def _with_option(chosen: Chosen, part: str) -> Chosen:
 
 
 def _unknown(strategy: Strategy[Any], key: str, part: str) -> str:
-    """Say what may be typed where an option is unknown."""
+    """List the options that may be typed where one is unknown."""
     known = ", ".join(f"{name}=" for name in sorted(options_of(strategy.defaults)))
     mesh = ""
     if strategy.mesh is not None and re.fullmatch("[0-9]+", part):

@@ -50,7 +50,7 @@ ClosedForm = Callable[[Problem, Direction, O, Context], Volume | None]
 Alternatives = Callable[[Problem, O], Iterable[O | str]]
 
 
-# What it may say of itself -------------------------------------------------------------------
+# Optional fields -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class Released(Generic[O]):
     """How released code runs a strategy.
 
     Attributes:
-        holding: What it holds.
-        options: What it does, as options here.
+        holding: Memory that it holds.
+        options: Its behaviour, as options here.
         extra_bytes: (problem, direction) -> bytes that each rank sends between nodes in one pass
             beyond the plan; None where it sends what is planned.
     """
@@ -106,7 +106,7 @@ class Training(Generic[O]):
         on_nodes: Number of nodes -> the options that it is trained with on so many.
         grows: The option that counts parts of a fixed length, where the strategy chooses it: the
             plan grows by the same with each, so plans of few parts tell what many take.
-        note: What is to be said of its memory beside that of others.
+        note: A remark on its memory beside that of others.
     """
 
     released: Callable[[O], Released[O]] | None = None
@@ -158,8 +158,8 @@ class Strategy(Generic[O]):
             meshes need not be named.
         compared: Options as they are typed that are worth a row beside its defaults where
             strategies are compared. Meshes need not be named.
-        training: What training with its released code is like.
-        checks: What `check` asks of it besides its defaults.
+        training: Facts about training with its released code.
+        checks: Options and shapes that `check` covers besides its defaults.
     """
 
     name: str

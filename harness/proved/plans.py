@@ -28,7 +28,7 @@ def proved(
         chosen: The strategy.
         problem: The problem.
         direction: Forward or backward.
-        context: What the planner may know beyond the problem.
+        context: Facts for the planner beyond the problem.
         owners: Who must end with what; None takes the plan's outputs at their word.
 
     Raises:

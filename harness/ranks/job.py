@@ -52,7 +52,7 @@ class Answer:
     """Outcome of a job on one rank.
 
     Attributes:
-        value: What it returned, as `wire` writes it.
+        value: The result, as `wire` writes it.
         kind: How it failed; None if it did not.
         reason: Its error, a line.
         detail: Its traceback.

@@ -64,8 +64,8 @@ class Rank:
     """One process of a launch: it knows the store and is in one group at a time.
 
     Args:
-        met: What it knows of the launch.
-        jobs: What it can be told to do.
+        met: Its place in the launch.
+        jobs: The jobs that it accepts.
     """
 
     def __init__(self, met: Met, jobs: Jobs) -> None:
@@ -327,7 +327,7 @@ def backend_of(met: Met, wanted: str | None = None) -> str:
 
     Args:
         met: The launch.
-        wanted: What the user asks for; None leaves it to the cards.
+        wanted: The user's choice; None leaves it to the cards.
 
     Raises:
         MeasurementError: There are cards, but not one for each process; or NCCL is asked for and

@@ -64,7 +64,7 @@ class CellChange:
         cell: The rest of its configuration, as a line.
         before: The value in the first set; None where it has none.
         after: The value in the second.
-        detail: What else there is to say: bands, the tensor, the reason.
+        detail: Further facts: bands, the tensor, the reason.
     """
 
     kind: ChangeKind
@@ -126,7 +126,7 @@ class Comparison:
         matched: Cells that are in both sets.
         unchanged: Of these, cells in which nothing changed.
         not_judged: Of these, cells whose times have too few samples, as text.
-        changes: What changed, in the order of the first set's cells, then of the second's.
+        changes: The changes, in the order of the first set's cells, then of the second's.
         environment: Facts of machine and checkout that differ, before and after; no change by
             themselves.
     """

@@ -38,7 +38,7 @@ class Figure:
         ours: Computed here.
         tolerance: Share by which ours may be off; 0 asks for the same number.
         source: Where it is published.
-        seen: What of it was in view when ours was fitted or chosen; empty if nothing was.
+        seen: The part that was in view when ours was fitted or chosen; empty if none was.
     """
 
     table: str

@@ -78,7 +78,7 @@ class Speedup:
 
     Attributes:
         figure: Where it is published, as in `fig7`.
-        what: What the figure shows.
+        what: The content of the figure.
         cluster: The calibration that ours is predicted on.
         pattern: Who attends whom.
         direction: Forward, backward or both.
@@ -159,7 +159,7 @@ def tables() -> Sequence[Mapping[str, Any]]:
 
 
 def cells(chosen: Chosen) -> list[Cell]:
-    """Return what has to be timed, each cell once, those of many ranks first.
+    """Return the cells to time, each once, those of many ranks first.
 
     Raises:
         ValueError: Nothing is chosen, or the cluster is not calibrated.

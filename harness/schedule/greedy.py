@@ -27,9 +27,9 @@ class Replacement:
 
     Attributes:
         members: Ids of the tasks that it replaces.
-        task: What replaces them.
+        task: The replacement.
         seconds: How long that takes.
-        streams: What it holds.
+        streams: The streams that it holds.
         gain_s: How much less than its members one after another, seconds.
         late: Whether it takes its last member's place on a stream, else its first's.
         lag_s: Seconds that pass before it holds its streams.
@@ -135,7 +135,7 @@ def improve(
     Args:
         plan: A plan; edges that its tasks do not need go (see `post_late`).
         cluster: Where it runs.
-        finders: What to look for.
+        finders: Functions that find replacements.
         evaluate: Seconds of a whole plan, the timeline's own by default. The result is judged by
             it once more, and given up if it takes longer.
         most_tries: Stop after so many tries.

@@ -139,7 +139,7 @@ class Prediction:
 
     Attributes:
         time_s: How long it takes.
-        bound_s: What no order of its jobs beats, see `bounds.jobs_bound_s`.
+        bound_s: Lower bound for any order of its jobs, see `bounds.jobs_bound_s`.
         exposed_s: Longest time that a rank moves something and computes nothing.
         trust: How far to trust the time.
     """

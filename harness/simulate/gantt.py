@@ -25,7 +25,7 @@ def gantt(trace: Trace, width: int = 80, ranks: int = 8, *, what: str = "") -> s
     A cell shows what its stream does for most of the cell's time; a key says which sign is what.
 
     Args:
-        trace: What to draw.
+        trace: The trace to draw.
         width: Columns of a line.
         ranks: How many ranks to draw, from rank 0.
         what: Names what ran in the heading; by default the strategy, its direction and degree.

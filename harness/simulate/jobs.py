@@ -57,12 +57,12 @@ class Need(NamedTuple):
     """Needs of one job.
 
     Attributes:
-        kind: What it does.
+        kind: The kind of the job.
         calls: Kernel calls of a tile.
         size: What a transfer moves; what a rank gets of a collective from its own node; what a tile
             folds into accumulators that exist already; what another kernel reads and writes.
         far: Of a transfer, whether it leaves the node. Of a collective, whether some leg does.
-        far_size: What a rank gets of a collective from other nodes.
+        far_size: Receipts of a rank from other nodes in a collective.
         far_peers: From how many ranks it gets that.
         sharing: By how many ranks of a node NCCL shares what enters the node.
         delta: Of a tile, whether it reads delta and not out.

@@ -161,7 +161,7 @@ class MeasuredTaskCosts(TaskCosts):
     Args:
         program: As there.
         cluster: As there.
-        fitted: What was measured; 16-bit kernels only, others are as a datasheet has them.
+        fitted: The calibration; 16-bit kernels only, others follow the datasheet.
     """
 
     def __init__(self, program: Program, cluster: Cluster, fitted: Calibration) -> None:

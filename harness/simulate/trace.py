@@ -71,7 +71,7 @@ class Trace:
         machine: Cluster or machine that it ran on.
         calibration: Where its seconds come from.
         labels: A short name of every task, by id.
-        spans: What happened.
+        spans: Its spans.
         peak_memory_bytes: Per rank, where the caller knows it.
     """
 

@@ -145,7 +145,7 @@ def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
         readers: Per axis, a function from text to a value.
 
     Raises:
-        ValueError: There is no such suite, or it has a key or a value that is not known.
+        ValueError: The suite is unknown, or has an unknown key or value.
     """
     text = _text(name)
     try:

@@ -18,7 +18,7 @@ class Question:
     Attributes:
         model: The model to train.
         machine: Over all GPUs of which cluster.
-        stack: What surrounds attention.
+        stack: The training stack around attention.
         gpu_bytes: Memory of a GPU.
         host_bytes: Memory of a node's host.
         step_tokens: Distance of contexts that are tried; None looks at `seqlen` alone.
@@ -44,8 +44,8 @@ class Answer:
         reason: Why it cannot; None if it can.
         released: Whether released code is known, so that its own column exists.
         limits: Per column, the longest context; empty if only one length was asked about.
-        seqlen: What the rest is about: the longest context, or the length that was asked about.
-        at: What fills a GPU there.
+        seqlen: The longest context, or the length in question; the other fields refer to it.
+        at: Memory of a GPU at that length.
         peaks_bytes: Per column, the peak there.
         time: Seconds of a step there.
     """

@@ -35,7 +35,7 @@ class Held:
     Attributes:
         forward: At the peak of forward, by use.
         backward: At the peak of backward, by use.
-        saved: What forward leaves on the device for backward.
+        saved: Bytes that forward leaves on the device for backward.
         host: Peak in host memory.
         host_forward: The same, of forward alone.
     """
@@ -58,7 +58,7 @@ def program_of(
 def attention_held(
     model: Model, chosen: Chosen, cp: int, gpus_per_node: int, seqlen: int, counting: Counting
 ) -> Held:
-    """Return what attention holds in one block.
+    """Return the memory of attention in one block.
 
     Args:
         model: The model.
@@ -66,7 +66,7 @@ def attention_held(
         cp: Ranks.
         gpus_per_node: Ranks that share a node.
         seqlen: Tokens, over all ranks.
-        counting: What is counted; weights must be counted elsewhere.
+        counting: How memory is counted; weights must be counted elsewhere.
 
     Raises:
         UnsupportedError: The strategy cannot do it.

@@ -64,7 +64,7 @@ class Limit:
     Attributes:
         tokens: In steps; 0 if not even the first fits.
         step_tokens: How far apart the contexts are that were tried.
-        by: What the next step does not fit: `gpu` or `host`.
+        by: The memory that the next step exceeds: `gpu` or `host`.
         at_limit: Footprint at `tokens`; None if that is 0.
         beyond: Footprint of the next step.
     """
@@ -103,7 +103,7 @@ def footprint(
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.
         column: The way to count attention's memory.
-        stack: What surrounds it.
+        stack: The training stack around it.
 
     Raises:
         UnsupportedError: The strategy cannot do it.
@@ -161,7 +161,7 @@ def max_context(
         chosen: How attention is spread.
         machine: Its GPUs.
         column: The way to count attention's memory.
-        stack: What surrounds it.
+        stack: The training stack around it.
         gpu_bytes: Memory of a GPU; None is the machine's.
         host_bytes: Memory of a node's host.
         step_tokens: Distance of the contexts that are tried; None is 2**20 a node.

@@ -70,7 +70,7 @@ def released(chosen: Chosen) -> Released[Any] | None:
 
 
 def counting(column: Column, chosen: Chosen) -> Counting:
-    """Return what to count of a strategy; without released code, as `IMPLEMENTATION`."""
+    """Return how to count a strategy's memory; without released code, as `IMPLEMENTATION`."""
     match column:
         case Column.ALGORITHM:
             return _ALGORITHM

@@ -60,7 +60,7 @@ class LayerTime:
         attention_s: Flops of its attention.
         products_s: Flops of its projections.
         light_s: Its merges, casts and sums.
-        exposed_s: What it waits for: transfers that nothing hides, other ranks.
+        exposed_s: Waiting time: for exposed transfers and for other ranks.
     """
 
     launch_s: float
@@ -118,7 +118,7 @@ def step_time(
         machine: cp is its number of GPUs.
         seqlen: Tokens, over all ranks.
         column: Whether released rings send everything.
-        stack: What surrounds attention.
+        stack: The training stack around attention.
 
     Raises:
         UnsupportedError: The strategy cannot do it.

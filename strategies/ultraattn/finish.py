@@ -66,7 +66,7 @@ def shortest(draft: Draft, cluster: Cluster, levels: Container[Level], seconds: 
     which are fused in little time, try the list too, for half as long at least.
 
     Args:
-        draft: What to finish.
+        draft: The plan to finish.
         cluster: Where it runs.
         levels: KERNEL and SCHEDULE are done if they are here.
         seconds: CPU seconds; the first lists and fusing may take longer.

@@ -83,7 +83,7 @@ class Rules:
 
     Attributes:
         levels: NODE and DEVICE are tiled if they are here; else rows are computed by their owners.
-        cost: What a block weighs, a simulator's answer; by default its work.
+        cost: Weight of a block, from a simulator; by default its work.
         shipped: See `instance.weights_of`; weights are rounded.
         slack: Work beyond the caps.
         fix_diagonal: As the authors' code: see `blocks.instance_of`.
@@ -166,12 +166,12 @@ def tile_nodes(
     """Tile the nodes, then the GPUs inside each distinct block.
 
     Args:
-        problem: What is computed; cp = nodes x GPUs.
+        problem: The problem; cp = nodes x GPUs.
         direction: Forward or backward.
         shape: The cluster.
         sides: Coarse query chunks and key chunks, in the order in which nodes own them, each as
             its pieces, in the order in which GPUs own those; as many in each.
-        rules: What is tiled, weighed and capped.
+        rules: Rules of the tiling.
         effort: How long to search.
     """
     rows, columns = sides

@@ -168,7 +168,7 @@ def _seconds(both: Mapping[Direction, Trial] | Plans) -> SecondsByDirection:
 
 
 def _judged_s(planning: Planning, both: Mapping[Direction, Trial] | Plans) -> SecondsByDirection:
-    """Return what plans take, by the judge if there is one."""
+    """Return the seconds of plans, by the judge if there is one."""
     if planning.judge is None:
         return _seconds(both)
     return {direction: planning.judge(each.plan) for direction, each in both.items()}

@@ -85,7 +85,7 @@ class Planning:
 
 
 def planning_of(problem: Problem, mode: PlanningMode, context: Context) -> Planning:
-    """Return what is shared by all steps that plan a problem."""
+    """Return the state that all steps of planning a problem share."""
     nodes, gpus = nodes_and_gpus(problem.cp, context.gpus_per_node)
     machine = machine_of(problem, context)
     judge = context.evaluate if machine.fitted is not None else None

@@ -35,8 +35,8 @@ def fair(pairs: Sequence[SecondsByDirection], simple: SecondsByDirection) -> lis
     Where none is, the nearest are: those whose worse direction is the least slower.
 
     Args:
-        pairs: What can be chosen; at least one.
-        simple: What to compare with (see `fastest`).
+        pairs: The candidates; at least one.
+        simple: Plans to compare with (see `fastest`).
     """
     worst = [_worst(times, simple) for times in pairs]
     limit = max(CLOSE, min(worst))

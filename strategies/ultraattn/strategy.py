@@ -87,14 +87,14 @@ def plan_published(
 def report(
     problem: Problem, direction: Direction, options: Options, context: Context
 ) -> Mapping[str, Any]:
-    """Return what each level of the plan came to."""
+    """Return the results of each level of the plan."""
     return _said(problem, direction, _mode(options), context, options.candidates)
 
 
 def report_published(
     problem: Problem, direction: Direction, options: Search, context: Context
 ) -> Mapping[str, Any]:
-    """Return what each level of the published kind of plan came to."""
+    """Return the results of each level of the published kind of plan."""
     mode = replace(_mode(options), published=True)
     return _said(problem, direction, mode, context, False)
 

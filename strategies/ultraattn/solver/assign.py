@@ -67,7 +67,7 @@ class Assigned:
         volume: All that is received.
         status: OPTIMAL (value = bound) or FEASIBLE.
         seconds: CPU time.
-        source: What settled it: `bound`, `proof` or `budget`.
+        source: How the search ended: `bound`, `proof` or `budget`.
     """
 
     cells: tuple[tuple[int | None, ...], ...]
@@ -201,7 +201,7 @@ class _Solve:
         self.best = better(self.best, self.search.best) or self.best
 
     def _turn(self, proof_s: float) -> tuple[ManyChains | SingleChain | Population, float]:
-        """Return what searches next, and until when."""
+        """Return the next search, and its deadline."""
         late = self.end - _POPULATION * self.budget if self.population else self.end
         if self.population and time.process_time() >= late:
             return self.population, self.end

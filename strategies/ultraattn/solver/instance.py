@@ -165,7 +165,7 @@ class DeviceAccount:
 
 
 def account(instance: Instance, cells: DeviceTable) -> tuple[DeviceAccount, ...]:
-    """Return what each device computes, needs and moves.
+    """Return the work, needs and traffic of each device.
 
     Raises:
         ValueError: A block has no device, or an empty one has.

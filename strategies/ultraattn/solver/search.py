@@ -234,7 +234,7 @@ class Moves:
         old: Device of `block`.
         new: Where `block` goes; the old device where nothing moves.
         swap: Whether two blocks change places.
-        change: What the flow of the chain gains.
+        change: Gain of the chain's flow.
     """
 
     chain: Ints

@@ -42,7 +42,7 @@ class Cache:
         return self.folder / f"{instance_key(instance)}.json"
 
     def get(self, instance: Instance) -> Assigned | None:
-        """Return what is known of an instance; None when nothing can be read that fits it."""
+        """Return the stored answer for an instance; None without one that can be read and fits."""
         return read_kept(self.path(instance), partial(_read, instance))
 
     def put(self, instance: Instance, found: Assigned) -> None:
@@ -84,7 +84,7 @@ def assign_cached(
     prove: bool = False,
     seed: int = 0,
 ) -> Assigned:
-    """Return what the cache knows if it is proved or took at least as long; else solve and keep."""
+    """Return the stored answer if it is proved or took at least as long; else solve and store."""
     if cache is None:
         return assign(instance, seconds=seconds, prove=prove, seed=seed)
     kept = cache.get(instance)
