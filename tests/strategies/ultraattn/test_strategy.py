@@ -399,14 +399,14 @@ def test_plans_are_said_to_be_kept_where_they_are(
         both(text, p, context)
         said = "plan stored in the cache" in caplog.text
         assert said == any((tmp_path / "folder").rglob("plans/*.json"))
-        assert said == (f"cannot be kept in {tmp_path / folder / 'plans'} (" not in caplog.text)
+        assert said == (f"cannot be stored in {tmp_path / folder / 'plans'} (" not in caplog.text)
     monkeypatch.setattr(keeping, "write_kept", _full)
     monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path / "another"))
     module._both.cache_clear()
     caplog.clear()
     both(text, p, context)
     assert "plan stored in the cache" not in caplog.text
-    assert f"cannot be kept in {tmp_path / 'another' / 'plans'} (No space left" in caplog.text
+    assert f"cannot be stored in {tmp_path / 'another' / 'plans'} (No space left" in caplog.text
 
 
 def _full(*_: object) -> None:
@@ -425,7 +425,7 @@ def test_who_waits_for_another_process_says_so(
 
     def release() -> None:
         for _ in range(500):
-            if "waits for another process" in caplog.text:
+            if "waiting for another process" in caplog.text:
                 break
             time.sleep(0.01)
         other.close()
@@ -434,7 +434,7 @@ def test_who_waits_for_another_process_says_so(
     thread.start()
     assert keeping.kept("ultraattn", "key", lambda: {"a": 1}, dict) == {"a": 1}
     thread.join()
-    assert f"plans the same ({tmp_path / 'plans' / 'key.lock'})" in caplog.text
+    assert f"with the same plan ({tmp_path / 'plans' / 'key.lock'})" in caplog.text
 
 
 @pytest.mark.parametrize(
