@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.attention.agreement import Word, compare, telling
+from harness.attention.agreement import Facts, Word, compare, digest_of, telling
 from harness.attention.ready import Ready, planned
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
@@ -27,6 +27,7 @@ class Call:
         rank: This rank in the group.
         group: The process group; None = this process is alone.
         lse: The forward plan ends with lse at the owners of the queries, too.
+        beside: What ranks must have in common that no plan says.
     """
 
     strategy: Chosen
@@ -36,6 +37,7 @@ class Call:
     rank: int
     group: dist.ProcessGroup | None
     lse: bool = False
+    beside: Facts = ()
 
     def sharding(self, *, keys: bool) -> Sharding:
         """Return who owns which query tokens, or key tokens."""
@@ -57,7 +59,8 @@ class Call:
             if direction is Direction.BACKWARD:
                 self._refuse_second_gradient()
             ready = self.planned(direction, wider)
-        compare(self.group, Word.RUN, ready.facts, ready.digest)
+        facts = (*ready.facts, *self.beside)
+        compare(self.group, Word.RUN, facts, digest_of(facts) if self.beside else ready.digest)
         return ready
 
     def planned(self, direction: Direction, wider: int = 0) -> Ready:

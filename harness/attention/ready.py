@@ -11,6 +11,7 @@ from harness.attention.agreement import Facts, digest_of
 from harness.base.remembered import remembered
 from harness.errors import PlanError
 from harness.execute.interpreter import Run, execute
+from harness.execute.rotary import TurnsOf
 from harness.execute.transport import Transport
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem, spelled
@@ -91,13 +92,25 @@ def _facts(plan: Plan, *, lse: bool) -> Facts:
     )
 
 
-def run_plan(ready: Ready, inputs: Mapping[Resident, torch.Tensor], transport: Transport) -> Run:
-    """Run a plan, whatever autocast is on, and hold what moved against what was planned."""
+def run_plan(
+    ready: Ready,
+    inputs: Mapping[Resident, torch.Tensor],
+    transport: Transport,
+    turns: TurnsOf | None = None,
+) -> Run:
+    """Run a plan, whatever autocast is on, and hold what moved against what was planned.
+
+    Args:
+        ready: The plan.
+        inputs: See `execute`.
+        transport: Where the ranks are.
+        turns: How tokens of q and k of a layer turn; None = as the problem has them.
+    """
     devices = {tensor.device.type for tensor in inputs.values()}
     with ExitStack() as plain:
         for device in devices:
             plain.enter_context(torch.autocast(device, enabled=False))
-        run = execute(ready.program, inputs, transport)
+        run = execute(ready.program, inputs, transport, turns=turns)
     traffic = transport.traffic
     for rank in transport.ranks:
         named = (ready.sent_bytes.get(rank, 0), ready.received_bytes.get(rank, 0))

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from harness.execute import kernels, projections
+from harness.execute.rotary import Rotary, Turns, TurnsOf
 from harness.execute.shards import positions_of
 from harness.execute.transport import Handle, Transport
 from harness.plan import heads as head_sets
@@ -94,6 +95,7 @@ def execute(
     *,
     timed: bool = False,
     watch: Watch | None = None,
+    turns: TurnsOf | None = None,
 ) -> Run:
     """Run a plan.
 
@@ -104,6 +106,8 @@ def execute(
         transport: Where the ranks are.
         timed: Record spans.
         watch: See `Watch`.
+        turns: How tokens of q and k of a layer turn; None = neighbouring pairs, by positions in the
+            whole sequence and the problem's base.
 
     Returns:
         Tensors of the outputs and saved pieces of the ranks in this process.
@@ -111,7 +115,7 @@ def execute(
     Raises:
         ValueError: An input is missing or has the wrong shape, dtype or device.
     """
-    return _Interpreter(program, inputs, transport, timed, watch).run()
+    return _Interpreter(program, inputs, transport, timed, watch, turns).run()
 
 
 class _Work(NamedTuple):
@@ -178,6 +182,7 @@ class _Interpreter:
         transport: Transport,
         timed: bool,
         watch: Watch | None,
+        turns: TurnsOf | None,
     ) -> None:
         self.program = program
         self.plan = program.plan
@@ -188,6 +193,7 @@ class _Interpreter:
         self.acc = kernels.accumulator_dtype(self.dtype)
         self.timed = timed
         self.watch: Watch = watch or _Nobody()
+        self.turns = turns
         self.marks: list[tuple[int, int, str, _Mark, _Mark]] = []
         self.buffers: dict[int, torch.Tensor] = {}
         self.arriving: dict[int, list[Callable[[], None]]] = {}
@@ -630,19 +636,19 @@ class _Interpreter:
         write = step.accesses[2]
         into = self._whole_target(write, step)
         with self.watch.in_kernel():
-            angles = self._angles(task) if task.rotary else None
+            turns = self._turns(task) if task.rotary else None
             match task.op:
                 case LinearOp.PROJECT:
-                    made = projections.project(left, right, angles)
+                    made = projections.project(left, right, turns)
                 case LinearOp.INPUT_GRAD if write.piece.tensor is Tensor.DOUT:
                     made = projections.from_model(left, right)
                 case LinearOp.OUTPUT | LinearOp.INPUT_GRAD:
-                    made = projections.to_model(left, right, angles, into)
+                    made = projections.to_model(left, right, turns, into)
                 case LinearOp.WEIGHT_GRAD:
                     x_first = task.reads[0].tensor is Tensor.X
                     rows, heads = (left, right) if x_first else (right, left)
-                    made = projections.weight_gradient(heads, rows, angles, into)
-            del angles
+                    made = projections.weight_gradient(heads, rows, turns, into)
+            del turns
         if write.mode is Mode.CREATE:
             self.buffers[write.segments[0].slab] = made
         elif into is None:
@@ -661,12 +667,18 @@ class _Interpreter:
             return None
         return self._slab(slab.id)
 
-    def _angles(self, task: Linear) -> torch.Tensor:
-        """Rotary angles of a product's tokens, from their positions in the whole sequence."""
-        base, head_dim = self.problem.rotary, self.problem.head_dim
-        assert base is not None  # the verifier asks rotary tasks to follow the problem
+    def _turns(self, task: Linear) -> Turns:
+        """Turns of a product's tokens."""
         rows = next(piece for piece in task.reads if not piece.tensor.is_weight)
-        return projections.angles_of(self.plan.chunks(rows), base, head_dim, self.device)
+        turns = (self.turns or self._plain_turns)(self.plan.chunks(rows))
+        return turns._replace(cos=turns.cos.to(self.device), sin=turns.sin.to(self.device))
+
+    def _plain_turns(self, chunks: Sequence[range]) -> Turns:
+        """Turns by positions in the whole sequence, as the problem has them."""
+        base = self.problem.rotary
+        assert base is not None  # the verifier asks rotary tasks to follow the problem
+        at = positions_of(chunks, torch.device("cpu"))
+        return Rotary(base=base).turns(at, self.problem.head_dim, self.device)
 
     # Folding and finishing ------------------------------------------------------------------
 

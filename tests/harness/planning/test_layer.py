@@ -12,7 +12,8 @@ from harness.check.run import check_group
 from harness.errors import MissedPairError, UnsupportedError
 from harness.execute import projections
 from harness.execute.interpreter import execute
-from harness.execute.shards import collect
+from harness.execute.rotary import Rotary, Turns
+from harness.execute.shards import collect, positions_of
 from harness.execute.transport import LocalTransport
 from harness.oracle import dense
 from harness.oracle.inputs import make_layer_inputs
@@ -55,13 +56,18 @@ def by_hand(x: Values, base: float, positions: list[int]) -> Values:
     return turned
 
 
+def plainly(chunks: list[range], base: float) -> Turns:
+    cpu = torch.device("cpu")
+    return Rotary(base=base).turns(positions_of(chunks, cpu), 4, cpu)
+
+
 def test_a_projection_is_turned_by_the_positions_of_its_chunks() -> None:
     x, weight = drawn(2, 1, 5, 7), drawn(1, 3, 1, 4 * 7, seed=1)
     chunks = [range(11, 20, 4), range(2, 4)]
-    angles = projections.angles_of(chunks, 100.0, 4, torch.device("cpu"))
+    turns = plainly(chunks, 100.0)
     plain = torch.einsum("bsm,hdm->bhsd", x[:, 0], weight.reshape(3, 4, 7))
     expected = by_hand(plain, 100.0, [11, 15, 19, 2, 3])
-    torch.testing.assert_close(projections.project(x, weight, angles), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(projections.project(x, weight, turns), expected, rtol=0, atol=1e-13)
     torch.testing.assert_close(projections.project(x, weight, None), plain, rtol=0, atol=1e-13)
 
 
@@ -69,14 +75,14 @@ def test_a_projection_is_turned_by_the_positions_of_its_chunks() -> None:
 def test_gradients_of_a_projection_are_those_of_autograd(turned: bool) -> None:
     x, weight = drawn(2, 1, 5, 7).requires_grad_(), drawn(1, 3, 1, 4 * 7, seed=1).requires_grad_()
     chunks = [range(3, 13, 2)]
-    angles = projections.angles_of(chunks, 50.0, 4, torch.device("cpu")) if turned else None
+    turns = plainly(chunks, 50.0) if turned else None
     plain = torch.einsum("bsm,hdm->bhsd", x[:, 0], weight.reshape(3, 4, 7))
     made = by_hand(plain, 50.0, list(chunks[0])) if turned else plain
     grad = drawn(2, 3, 5, 4, seed=2)
     dx, dw = torch.autograd.grad(made, (x, weight), grad)
     x, weight = x.detach(), weight.detach()
-    torch.testing.assert_close(projections.to_model(grad, weight, angles), dx, rtol=0, atol=1e-13)
-    found = projections.weight_gradient(grad, x, angles)
+    torch.testing.assert_close(projections.to_model(grad, weight, turns), dx, rtol=0, atol=1e-13)
+    found = projections.weight_gradient(grad, x, turns)
     torch.testing.assert_close(found, dw, rtol=0, atol=1e-13)
 
 
