@@ -6,14 +6,22 @@ from harness.attention.functional import attention
 from harness.attention.layer import attention_layer
 from harness.attention.parallel import ContextParallel, context_parallel
 from harness.attention.scores import alibi_slopes
+from harness.execute.rope_parameters import rotary_of
+from harness.execute.rotary import LinearScaling, Llama3Scaling, Pairs, Rotary, YarnScaling
 
 __all__ = [
     "ContextParallel",
     "Everything",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Pairs",
+    "Rotary",
+    "YarnScaling",
     "alibi_slopes",
     "attention",
     "attention_layer",
     "context_parallel",
     "documents_of",
+    "rotary_of",
     "run_all",
 ]
