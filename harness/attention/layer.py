@@ -17,10 +17,10 @@ import torch
 
 from harness.attention.agreement import telling
 from harness.attention.compiling import outside_graphs
-from harness.attention.layer_inputs import LayerInputs
-from harness.attention.normed_layer import normed_layer
+from harness.attention.layers.given import LayerInputs
+from harness.attention.layers.normed import normed_layer
+from harness.attention.layers.planned import plan_call, run_layer
 from harness.attention.parallel import ContextParallel
-from harness.attention.planned_layer import plan_call, run_layer
 from harness.execute.rotary import Rotary
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from harness.attention import attention_layer, context_parallel
+from harness.attention.layers.given import LayerInputs, turns_of
 from harness.attention.parallel import ContextParallel
 from harness.errors import PlanError, UnsupportedError
 from harness.execute.rotary import LinearScaling, Llama3Scaling, Pairs, Rotary, Scaling, YarnScaling
 from harness.oracle.tolerance import FLOAT64_LIMIT
+from harness.plan.sharding import Sharding
 from strategies import EVERY_STRATEGY, STRATEGIES, quick
-from tests.support import ranks
+from tests.support import layer_problem, ranks
 
 HEADS, KV_HEADS, HEAD_DIM, MODEL, BATCH = 6, 2, 8, 11, 3
 LENGTHS = (14, 1, 22)
@@ -219,6 +222,26 @@ def test_each_form_by_itself(
     cp: int, names: tuple[str, ...], rotary: Rotary | None, packed: bool
 ) -> None:
     assert off(cp, "zigzag", names, rotary, packed) == {}
+
+
+def test_given_positions_are_found_where_a_rank_holds_tokens_out_of_order() -> None:
+    owners = Sharding((range(5), range(5, 7), range(7, 11)), ((2, 0), (1,)))
+    given = LayerInputs(
+        x=torch.zeros(1, 9, MODEL, dtype=torch.float64),
+        weights=(),
+        biases=(None,) * 4,
+        norms=(None, None),
+        norm_eps=EPS,
+        rotary=Rotary(base=ROTARY),
+        positions=torch.tensor([70, 80, 90, 100, 0, 10, 20, 30, 40]),  # of tokens 7 to 10, 0 to 4
+    )
+    problem = replace(layer_problem(PATTERN, SEQLEN), head_dim=HEAD_DIM)
+    turns = turns_of(given, problem, owners, 0)
+    assert turns is not None
+    expected = Rotary(base=ROTARY).turns(
+        torch.tensor([10, 30, 90, 100]), HEAD_DIM, torch.device("cpu")
+    )
+    assert torch.equal(turns([range(1, 4, 2), range(9, 11)]).sin, expected.sin)
 
 
 def test_in_bfloat16_a_layer_with_norms_is_no_worse_than_its_twin() -> None:

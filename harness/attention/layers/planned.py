@@ -13,7 +13,7 @@ import torch
 
 from harness.attention.call import Call
 from harness.attention.group import transport_of
-from harness.attention.layer_inputs import LayerInputs, Maybe, layer_problem, turns_of
+from harness.attention.layers.given import LayerInputs, Maybe, layer_problem, turns_of
 from harness.attention.parallel import ContextParallel
 from harness.attention.pieces import place_in
 from harness.attention.ready import run_plan

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear, rms_norm
 
 from harness.attention.agreement import Word, compare, digest_of, telling
-from harness.attention.layer_inputs import LayerInputs, Maybe, layer_problem, turns_of
+from harness.attention.layers.given import LayerInputs, Maybe, layer_problem, turns_of
 from harness.attention.parallel import ContextParallel
 from harness.errors import UnsupportedError
 from harness.execute.kernels import accumulator_dtype
