@@ -76,11 +76,13 @@ def test_b034_one_gradient_reaches_one_owner(strategy: str) -> None:
     assert dv[0, [0, 1, 3]].abs().max() == 0
 
 
-def test_b060_torch_compile_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b060_attention_that_is_compiled_whole_is_refused() -> None:
     q, k, v, _ = tensors(problem("documents:lengths=5+6", 11, (4, 2), cp=1))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(UnsupportedError, match=r"cannot trace .*; try torch\.compiler\.disable"):
-        attention(q, k, v, pattern="documents:lengths=5+6")
+    whole = torch.compile(
+        lambda *x: attention(*x, pattern="documents:lengths=5+6"), fullgraph=True, backend="eager"
+    )
+    with pytest.raises(Exception, match="compile without fullgraph=True"):
+        whole(q, k, v)
 
 
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5])

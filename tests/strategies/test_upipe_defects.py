@@ -27,7 +27,7 @@ from harness.plan.sharding import Sharding, contiguous, split
 from harness.plan.tasks import Tensor, Tile
 from harness.planning.builder import PlanBuilder
 from harness.planning.token_owners import finish_tokens, hold_tokens
-from harness.prepare.verified_plans import planned
+from harness.proved import plans
 from harness.records.config import Config
 from harness.verify.proof import verify
 from patterns.pattern import Pattern
@@ -160,11 +160,11 @@ def test_a_run_that_masks_by_index_fails_where_tokens_are_out_of_order(
         patch.setattr(interpreter, "lower", by_index)
         assert verdicts(text, heads, 4) == []
     monkeypatch.setattr(upipe, "subdivided", dealt_by_rank)
-    planned.cache_clear()
+    plans._kept.cache_clear()
     assert verdicts(text, heads, 4) == []
     monkeypatch.setattr(interpreter, "lower", by_index)
     wrong = verdicts(text, heads, 4)
-    planned.cache_clear()
+    plans._kept.cache_clear()
     assert [reason.split(" by")[0] for reason in wrong] == ["y is off", "dx is off"]
 
 

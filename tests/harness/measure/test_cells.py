@@ -21,9 +21,10 @@ from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
 from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
 from harness.oracle import tolerance
-from harness.plan.plan import Plan, to_json
+from harness.plan.plan import to_json
 from harness.plan.problem import Dtype
 from harness.plan.residency import Program
+from harness.planning.chosen import Chosen
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Failure, WorkerError
 from harness.records.cell import Status, from_json
@@ -223,14 +224,14 @@ def test_simulated_cells_that_never_end_are_timeouts_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cell = replace(CELL, transport=Where.SIMULATED, cluster="h100-1x8")
-    proved = simulate_cells.verify
+    proved = simulate_cells.proved
 
-    def endless(plan: Plan) -> Program:
-        while plan.strategy == "zigzag":
+    def endless(chosen: Chosen, *rest: object) -> Program:
+        while chosen.text == "zigzag":
             time.sleep(0.01)
-        return proved(plan)
+        return proved(chosen, *rest)  # type: ignore[arg-type]  # passed on as they come
 
-    monkeypatch.setattr(simulate_cells, "verify", endless)
+    monkeypatch.setattr(simulate_cells, "proved", endless)
     cells = [replace(cell, strategy="zigzag"), cell, replace(cell, strategy="zigzag", batch=3)]
     records = simulate_cells.simulate_cells(cells, jobs=1, timeout_s=1.0)
     ends = {record.config_hash: record for record in records}
