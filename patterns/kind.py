@@ -18,10 +18,12 @@ class Parameter:
     Attributes:
         default: Canonical value that the text may leave out; None = must be given.
         canonical: Value as typed -> canonical spelling; raises ValueError with the rule.
+        instead: Another parameter; where that is given, this one need not be, and has no value.
     """
 
     default: str | None
     canonical: Callable[[str], str]
+    instead: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,13 @@ PATTERNS: Mapping[str, Kind] = {
         "full": "dense:FULL",
         "causal": "dense:CAUSAL",
         "window": "dense:WINDOW",
+        "prefix_lm": "prefixes:PREFIX_LM",
+        "lambda": "prefixes:LAMBDA",
+        "causal_blockwise": "prefixes:CAUSAL_BLOCKWISE",
+        "shared_question": "prefixes:SHARED_QUESTION",
         "documents": "documents:DOCUMENTS",
+        "varlen_block_causal": "documents:VARLEN_BLOCK_CAUSAL",
+        "random_topk": "selection:RANDOM_TOPK",
         "strided": "tables:STRIDED",
         "strided_original": "tables:STRIDED_ORIGINAL",
         "global_local": "tables:GLOBAL_LOCAL",
@@ -153,14 +159,21 @@ def _values(name: str, kind: Kind, rest: str) -> Values:
     values = {}
     for key, parameter in kind.parameters.items():
         value = given.get(key, parameter.default)
+        if value is None and parameter.instead in given:
+            continue
         if value is None:
-            raise ValueError(f"{name}: {key} is missing and has no default; add {name}:{key}=...")
+            other = "" if parameter.instead is None else f" or {name}:{parameter.instead}=..."
+            raise ValueError(
+                f"{name}: {key} is missing and has no default; add {name}:{key}=...{other}"
+            )
         values[key] = value
     return values
 
 
 def _canonical(name: str, kind: Kind, values: Values) -> str:
     changed = [
-        f"{key}={values[key]}" for key, p in kind.parameters.items() if values[key] != p.default
+        f"{key}={values[key]}"
+        for key, p in kind.parameters.items()
+        if key in values and values[key] != p.default
     ]
     return f"{name}:{','.join(changed)}" if changed else name

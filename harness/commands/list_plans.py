@@ -42,6 +42,7 @@ class _PatternEntry(TypedDict):
     summary: str
     parameters: dict[str, str | None]
     cross: bool
+    pictured: str
     picture: str | None
 
 
@@ -111,16 +112,20 @@ def patterns(names: Sequence[str] = ()) -> list[_PatternEntry]:
 
 def _pattern(name: str, kind: Kind | str) -> _PatternEntry:
     if isinstance(kind, str):
-        return _PatternEntry(name=name, summary=kind, parameters={}, cross=False, picture=None)
+        return _PatternEntry(
+            name=name, summary=kind, parameters={}, cross=False, pictured="", picture=None
+        )
     parameters = {key: parameter.default for key, parameter in kind.parameters.items()}
-    picture = None
-    if None not in parameters.values():
-        picture = make_pattern(name, _PICTURED_TOKENS).picture(_PICTURE_COLUMNS)
+    picture, pictured = None, "" if kind.sample is None else kind.sample(_PICTURED_TOKENS)
+    if pictured or None not in parameters.values():
+        text = f"{name}:{pictured}" if pictured else name
+        picture = make_pattern(text, _PICTURED_TOKENS).picture(_PICTURE_COLUMNS)
     return _PatternEntry(
         name=name,
         summary=kind.summary,
         parameters=parameters,
         cross=kind.cross,
+        pictured=pictured,
         picture=picture,
     )
 
@@ -173,6 +178,8 @@ def show_patterns(console: Output, names: Sequence[str]) -> None:
         beside(console, entry["name"], entry["summary"])
         if parameters:
             beside(console, "", f"parameters: {', '.join(parameters)}")
+        if entry["pictured"]:
+            beside(console, "", f"pictured with {entry['pictured']}")
         for line in (entry["picture"] or "its picture depends on its parameters").splitlines():
             beside(console, "", line)
 

@@ -24,6 +24,20 @@ CROSS_TEXTS = (
     "star:blocks=3",
     "streaming",
     "streaming:blocks=5,local=2",
+    "prefix_lm:length=7",
+    "prefix_lm:length=0",
+    "lambda:sink=3,left=5",
+    "lambda:sink=6,left=1",
+)
+SELF_TEXTS = (
+    "causal_blockwise:block=3",
+    "causal_blockwise:block=5,local=0",
+    "shared_question:answers=3",
+    "shared_question:answers=9,percent=45",
+    "random_topk:block=3,topk=4,seed=2",
+    "random_topk:block=2,topk=1",
+    "documents:preset=megatron,seed=7",
+    "varlen_block_causal:preset=pile_wikipedia,block=4",
 )
 _LONGEST = 40
 
@@ -34,12 +48,18 @@ Grid = tuple[Pattern, list[range], list[range]]
 def self_patterns(draw: st.DrawFn) -> Pattern:
     """Any pattern on equal lengths, documents included."""
     if draw(st.booleans()):
-        return make_pattern(draw(st.sampled_from(CROSS_TEXTS)), draw(st.integers(1, _LONGEST)))
+        texts = (*CROSS_TEXTS, *SELF_TEXTS)
+        return make_pattern(draw(st.sampled_from(texts)), draw(st.integers(1, _LONGEST)))
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-    mask = draw(st.sampled_from(("causal", "full")))
-    return make_pattern(
-        f"documents:lengths={'+'.join(map(str, lengths))},mask={mask}", sum(lengths)
+    kind = draw(
+        st.sampled_from(
+            (
+                *("documents:mask=causal", "documents:mask=full", "documents:window=2"),
+                *("documents:mask=full,window=3", "varlen_block_causal:block=4"),
+            )
+        )
     )
+    return make_pattern(f"{kind},lengths={'+'.join(map(str, lengths))}", sum(lengths))
 
 
 @st.composite

@@ -62,7 +62,9 @@ def test_a_pattern_comes_with_its_picture_and_defaults(capsys: pytest.CaptureFix
     assert patterns["star"]["parameters"] == {"blocks": "4"}
     assert make_pattern("star", 512).picture(16) == patterns["star"]["picture"]
     assert patterns["documents"]["parameters"]["lengths"] is None
-    assert patterns["documents"]["picture"] is None
+    sample = f"documents:{patterns['documents']['pictured']}"
+    assert make_pattern(sample, 512).picture(16) == patterns["documents"]["picture"]
+    assert patterns["table"]["picture"] is None
 
 
 def test_every_option_of_every_strategy_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
