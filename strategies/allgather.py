@@ -10,14 +10,15 @@ a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placem
 
 from dataclasses import dataclass, replace
 
+from harness.plan.dealing import shard
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement
-from harness.planning.builder import KV, KV_GRADS, PlanBuilder, shard_both
+from harness.plan.sharding import Placement
+from harness.planning.builder import KV, KV_GRADS, PlanBuilder
 from harness.planning.closed_forms import Volume, ring_volume
 from harness.planning.collectives import all_gather, reduce_scatter
-from harness.planning.options import PLACEMENT, PRUNE, option
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
+from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 from harness.planning.token_owners import finish_tokens, hold_tokens
 
 
@@ -27,6 +28,7 @@ class Options:
 
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
 
 
 def plan(
@@ -34,7 +36,7 @@ def plan(
 ) -> Plan:
     """Plan one gather and one tile per rank; legal for every problem."""
     del context
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ranks = range(problem.cp)
     for rank in ranks:
@@ -70,7 +72,8 @@ STRATEGY = Strategy(
     plan=plan,
     defaults=Options(),
     aliases=("llama3",),
+    resolve=with_chunk,
     volume=volume,
     compared=("placement=zigzag",),
-    checks=Checks(options=("placement=zigzag",)),
+    checks=Checks(options=("placement=zigzag", "placement=documents")),
 )

@@ -17,14 +17,15 @@ from functools import partial
 from math import gcd
 
 from harness.errors import UnsupportedError
+from harness.plan.dealing import shard
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement
-from harness.planning.builder import PlanBuilder, shard_both
+from harness.plan.sharding import Placement
+from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
-from harness.planning.options import PLACEMENT, PRUNE, option
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, ring_attention
-from harness.planning.strategy import Checks, Context, Strategy, divisors_of_cp
+from harness.planning.strategy import Checks, Context, Strategy, chunk_filled, divisors_of_cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Options:
 
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
     inner: int | None = option(None, "length of the inner ring", unset="the longest inside a node")
 
 
@@ -58,7 +60,7 @@ def plan(
             return node * inner + (local - 1) % inner, step - 1
         return (node - 1) % nodes * inner + local, step - inner
 
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, came_from)
     return b.build()
@@ -75,9 +77,10 @@ def _inner(problem: Problem, options: Options, context: Context) -> int:
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
-    """Fill in the length of the inner ring."""
+    """Fill in the length of the inner ring, and the chunk of a placement."""
     del direction
-    return replace(options, inner=_inner(problem, options, context))
+    filled = replace(options, inner=_inner(problem, options, context))
+    return chunk_filled(problem, problem.cp, filled)
 
 
 _VOLUME = "Gu et al. (arXiv:2406.18485, section 4.3): the ring's volume, over other links"

@@ -14,14 +14,14 @@ It is what UltraAttn leaves when it does not tile devices.
 
 from dataclasses import dataclass
 
+from harness.plan.dealing import shard
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement
+from harness.plan.sharding import Placement
 from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
-from harness.planning.builder import shard_both
-from harness.planning.options import PLACEMENT, option
-from harness.planning.strategy import Context, Strategy
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
+from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Options:
     """Options of the strategy."""
 
     placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
 
 
 def plan(
@@ -36,7 +37,7 @@ def plan(
 ) -> Plan:
     """Plan direct transfers of the needed keys; legal for every problem."""
     del context
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
     return plan_allocation(problem, name, direction, row_owner(queries, keys))
 
 
@@ -46,4 +47,6 @@ STRATEGY = Strategy(
     paper="UltraAttn (SC'25), the ablation without device tiling",
     plan=plan,
     defaults=Options(),
+    resolve=with_chunk,
+    checks=Checks(options=("placement=ptrr,chunk=4",)),
 )

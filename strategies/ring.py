@@ -9,21 +9,23 @@ every query has met every key; partial outputs merge by log-sum-exp.
     rank 2  q2·k2    q2·k1    q2·k0    q2·k3
     rank 3  q3·k3    q3·k2    q3·k1    q3·k0
 
-Under a causal pattern contiguous chunks leave the last rank with almost twice the mean work.
+Under a causal pattern contiguous chunks leave the last rank with almost twice the mean work; other
+placements are options, `zigzag` and `stripe` also strategies of their own.
 `ring-classic` sends everything around the whole ring whether or not the pattern needs it.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
+from harness.plan.dealing import shard
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import contiguous
-from harness.planning.builder import PlanBuilder, shard_both
+from harness.plan.sharding import Placement
+from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
-from harness.planning.options import PRUNE, option
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, ring_attention
-from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
+from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop, with_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Options:
     """Options of the strategy."""
 
     prune: bool = option(True, PRUNE)
+    placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
 
 
 def plan(
@@ -46,7 +50,7 @@ def plan(
     def came_from(rank: int, step: int) -> Holder:
         return (rank - 1) % cp, step - 1
 
-    queries, keys = shard_both(problem, contiguous)
+    queries, keys = shard(problem.pattern, cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, came_from)
     return b.build()
@@ -66,8 +70,10 @@ STRATEGY = Strategy(
     plan=plan,
     defaults=Options(),
     aliases=("p2p",),
+    resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
     training=Training(released=ring_loop),
+    checks=Checks(options=("placement=balanced,chunk=3",)),
 )
 
 CLASSIC = Strategy(
@@ -76,6 +82,7 @@ CLASSIC = Strategy(
     paper=PAPER,
     plan=plan,
     defaults=Options(prune=False),
+    resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
     training=Training(
         released=ring_loop,

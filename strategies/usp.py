@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.errors import UnsupportedError
+from harness.plan.dealing import shard
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement, Sharding, subdivided
+from harness.plan.sharding import Placement, Sharding, subdivided
 from harness.plan.tasks import Tensor
-from harness.planning.builder import PlanBuilder, balanced_heads, shard_both
+from harness.planning.builder import PlanBuilder, balanced_heads
 from harness.planning.closed_forms import mesh_volume
 from harness.planning.collectives import (
     HeadGroups,
@@ -28,9 +29,9 @@ from harness.planning.collectives import (
     seats_of,
     to_heads,
 )
-from harness.planning.options import PLACEMENT, PRUNE, option
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, Ring, circulate, ring_attention
-from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
+from harness.planning.strategy import Checks, Context, Strategy, Training, chunk_filled, ring_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class Options:
 
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
     ulysses: int | None = option(None, "ranks of the head axis", unset="the most inside a node")
     ring: int | None = option(None, "ranks of the ring axis", unset="what the other axis leaves")
     ring_inside: bool = option(False, "put the ring, not the head axis, on neighbouring ranks")
@@ -68,10 +70,10 @@ def degrees(problem: Problem, options: Options, context: Context) -> tuple[int, 
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
-    """Fill in U and R; see `degrees`."""
+    """Fill in U and R, see `degrees`, and the chunk of a placement."""
     del direction
     u, r = degrees(problem, options, context)
-    return replace(options, ulysses=u, ring=r)
+    return chunk_filled(problem, r, replace(options, ulysses=u, ring=r))
 
 
 def plan(
@@ -90,10 +92,9 @@ def plan(
     def axes(rank: int) -> tuple[int, int]:
         return divmod(rank, r) if options.ring_inside else divmod(rank, u)[::-1]
 
-    def shard(seqlen: int, cp: int) -> Sharding:
-        placed = PLACEMENTS[options.placement](seqlen, r)
+    def cut(placed: Sharding) -> Sharding:
         fine = subdivided(placed, u)
-        owned = [fine.owned[axes(rank)[1] * u + axes(rank)[0]] for rank in range(cp)]
+        owned = [fine.owned[axes(rank)[1] * u + axes(rank)[0]] for rank in range(problem.cp)]
         return Sharding(fine.chunks, tuple(owned))
 
     def source(rank: int, step: int) -> int:
@@ -104,7 +105,8 @@ def plan(
         head_axis, ring_axis = axes(rank)
         return rank_at(head_axis, (ring_axis - 1) % r), step - 1
 
-    queries, keys = shard_both(problem, shard)
+    placed = shard(problem.pattern, r, options.placement, options.chunk)
+    queries, keys = map(cut, placed)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     if u == 1:  # nobody to trade heads with: a turn would only copy
         ring_attention(b, source, came_from)

@@ -16,6 +16,9 @@ class Placement(StrEnum):
     CONTIGUOUS = "contiguous"
     ZIGZAG = "zigzag"
     STRIPE = "stripe"
+    BALANCED = "balanced"
+    DOCUMENTS = "documents"
+    PTRR = "ptrr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +99,4 @@ PLACEMENTS: Mapping[Placement, Callable[[int, int], Sharding]] = {
     Placement.ZIGZAG: zigzag,
     Placement.STRIPE: stripe,
 }
-"""(seqlen, cp) -> sharding, by name."""
+"""(seqlen, cp) -> sharding, by name: those that lengths alone decide; see `dealing`."""

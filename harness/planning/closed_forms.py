@@ -24,7 +24,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from harness.plan.dealing import DEALT
 from harness.plan.problem import Direction, Problem
+from harness.planning.options import placement_of
 
 O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options
 C = TypeVar("C")
@@ -85,6 +87,8 @@ def ring_volume(
         None outside the range of the form.
     """
     del context
+    if placement_of(options) in DEALT:
+        return None
     prune = getattr(options, "prune", True)
     return _volume(problem, direction, 1, _RING, prune=prune, source=source)
 
@@ -115,6 +119,8 @@ def mesh_volume(
         options: `prune`, and whether the ring is inside (`ring_inside`).
         context: As `degrees` reads it.
     """
+    if placement_of(options) in DEALT:
+        return None
     return _volume(
         problem,
         direction,

@@ -23,6 +23,8 @@ _KEY = "option"
 
 PRUNE = "leave out transfers that the pattern makes useless"
 PLACEMENT = "how tokens are dealt to ranks"
+CHUNK = "tokens of a chunk that placement=balanced or ptrr deals"
+CHUNK_UNSET = "balanced: the largest that is even to a hundredth; ptrr: 128"
 
 
 @dataclass(frozen=True, slots=True)

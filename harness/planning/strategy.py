@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from harness.cluster.machine import Cluster
+from harness.plan.dealing import chunk_of
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.planning.closed_forms import Volume
@@ -188,6 +189,19 @@ def divisors_of_cp(name: str, problem: Problem, options: O) -> Iterator[O]:
     for degree in range(problem.cp, 1, -1):
         if problem.cp % degree == 0:
             yield replace(asked, **{name: degree})
+
+
+def with_chunk(problem: Problem, direction: Direction, options: O, context: object) -> O:
+    """Fill in the chunk that a placement chooses, where all ranks share the tokens; a resolver."""
+    del direction, context
+    return chunk_filled(problem, problem.cp, options)
+
+
+def chunk_filled(problem: Problem, ranks: int, options: O) -> O:
+    """Fill in the chunk that a placement chooses, where so many ranks share the tokens."""
+    asked: Any = options
+    chunk = chunk_of(problem.pattern, ranks, asked.placement, asked.chunk)
+    return options if chunk == asked.chunk else replace(asked, chunk=chunk)
 
 
 def ring_loop(options: O) -> Released[O]:

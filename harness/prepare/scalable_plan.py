@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from harness.cluster.calibration import Calibration
 from harness.cluster.machine import LinkClass, link_between
 from harness.memory.ledger import peaks
+from harness.plan.dealing import DEALT
 from harness.plan.imbalance import imbalance_lockstep, imbalance_total
 from harness.plan.plan import Plan
 from harness.plan.residency import Program
 from harness.plan.sizes import leg_bytes, traffic
 from harness.plan.tasks import Scope, legs_of
+from harness.planning.options import placement_of
 from harness.records.config import Config
 from harness.simulate.calibrated import skeleton_on
 from harness.simulate.jobs import Skeleton
@@ -115,9 +117,12 @@ def planned_at(config: Config) -> Config:
     """The cell that is planned for another: at one length per rank, if its pattern scales.
 
     Else it is the cell itself. Weights of a layer do not scale, nor does anything that is cut into
-    parts of fixed length. A shorter cell shares the plan down to a fourth of its length.
+    parts of fixed length, as chunks that are dealt by their work may be. A shorter cell shares the
+    plan down to a fourth of its length.
     """
     if config.scope is Scope.LAYER or config.seqlen_q != config.seqlen_kv or searches(config):
+        return config
+    if placement_of(strategy(config.strategy).options) in DEALT:
         return config
     tokens = config.cp * _PER_RANK
     shorter = config.seqlen_q in (tokens // 2, tokens // 4)

@@ -122,11 +122,11 @@ def uneven(records: Sequence[CellRecord]) -> list[str]:
             worst[name] = max(worst.get(name, 1.0), entry.imbalance)
     notes = []
     for name, had in rows.items():
-        others = [f"{name}:placement={other}" for other in Placement if other not in had]
+        others = [other for other in Placement if other not in had]
         if worst[name] > _UNEVEN and len(had) == 1:
             notes.append(
                 f"{name}: with its placement some rank has up to {worst[name]:.2f} times the mean "
-                f"work; try {' and '.join(others)}"
+                f"work; try {name}:placement={', '.join(others)}"
             )
     return notes
 

@@ -278,10 +278,11 @@ def test_a_placement_that_loads_ranks_unevenly_is_told_unless_another_is_there()
     uneven = [entry("owner", 1.75), entry("owner", 1.5), entry("ring", 1.75), entry("usp", 1.1)]
     text = flat(printed(uneven, 80))
     assert "owner: with its placement some rank has up to 1.75 times the mean work" in text
-    assert "try owner:placement=zigzag and owner:placement=stripe" in text
-    assert text.count("; try ") == 1
+    assert "try owner:placement=zigzag, stripe, balanced, documents, ptrr" in text
+    assert "ring: with its placement" in text
+    assert text.count("; try ") == 2
     both = [*uneven, entry("owner:placement=zigzag", 1.0)]
-    assert "; try " not in flat(printed(both, 80))
+    assert "try owner" not in flat(printed(both, 80))
     assert "; try " not in flat(printed([entry("owner", None), entry("peer:x/y", 2.0)], 80))
 
 
