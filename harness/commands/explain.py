@@ -6,6 +6,7 @@ Costs are communication volume, memory and load balance, counted in plans that w
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from rich.box import SIMPLE_HEAD
@@ -13,12 +14,15 @@ from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
+from harness.cluster.presets import DEFAULT, cluster
 from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
 from harness.errors import UnsupportedError
+from harness.explain import placements
 from harness.explain.explanation import Costs, Explanation, as_json, explain
 from harness.plan.problem import Problem
+from harness.prepare.planner_context import context_on
 from harness.report.format import broken
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
@@ -31,6 +35,11 @@ _LEGEND = (
     "recv., peak: MiB that the busiest rank receives and holds; imbal.: its work over the mean, in "
     "total and step by step; heads: query heads per rank, at most / on average; KV copies: ranks "
     "that hold each KV head. Bytes and areas are counted exactly in proved plans."
+)
+_PLACED = ("imbal.\ntotal", "imbal.\nsteps", "recv.\nall", "recv.\nmost", "recv.\nbwd", "ms")
+_PLACED_LEGEND = (
+    "recv.: MiB received by all ranks, and by the one that receives most, forward; by all, "
+    "backward. ms: predicted, both passes. Bytes and exact areas of plans that were proved."
 )
 _MANY_RANKS = 32  # from here on planning takes longer than starting processes for it
 _LABEL = 20
@@ -49,6 +58,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
                 "explain --strategy ring --pattern causal --cp 4",
                 "explain --strategy ulysses --heads-q 40 --heads-kv 8 --cp 64   # exit status 1",
                 "explain --strategy usp:4x2 --seqlen 1m --json",
+                "explain --strategy allgather --placements --pattern documents:preset=megatron",
                 "explain --scope layer --heads-kv 8 --seqlen 1m",
                 "explain --model llama3-8b --cluster h100-1x8 --max-context",
                 "explain --model llama3-8b,layers=16 --cluster h100-2x8 --seqlen 2m --json",
@@ -60,6 +70,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--strategy", type=_named, help="one strategy with options, e.g. usp:4x2 (default: all)"
     )
     add_problem(parser)
+    parser.add_argument(
+        "--placements",
+        action="store_true",
+        help="all placements of tokens of one strategy, side by side (with --strategy)",
+    )
     add_model(parser)
     parser.add_argument(
         "--json", action="store_true", help="print JSON (a list, or one object with --strategy)"
@@ -79,10 +94,12 @@ def run(args: argparse.Namespace) -> int:
     """Explain one strategy or all; 1 if the one that was asked for is not legal."""
     if args.model is not None:
         return run_model(args)
-    idle = given(args, add_model)
+    idle = given(args, add_model, *(["cluster"] if args.placements else []))
     if idle:
         raise ValueError(f"{idle}: these only apply to a whole model; add --model")
     problem = problem_of(args)
+    if args.placements:
+        return _run_placements(args, problem)
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)
     answers = _answers(names, problem, alternatives=bool(args.strategy))
@@ -100,6 +117,39 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_all(console, answers)
     return 1 if args.strategy and not answers[0].legal else 0
+
+
+def _run_placements(args: argparse.Namespace, problem: Problem) -> int:
+    """Show all placements of one strategy."""
+    if args.strategy is None:
+        raise ValueError("--placements is of one strategy; add --strategy allgather, for example")
+    machine = cluster(args.cluster or DEFAULT)
+    context = context_on(machine)
+    seconds = context.evaluate if problem.cp <= machine.gpus else None
+    rows = placements.placements(strategy(args.strategy), problem, context, seconds)
+    fastest = placements.best(rows)
+    if args.json:
+        body = {
+            "rows": [asdict(row) for row in rows],
+            "fastest": None if fastest is None else fastest.strategy,
+            "cluster": machine.name,
+            "balanced": asdict(placements.reach(problem)),
+            "padding_tokens": placements.padding(problem),
+        }
+        sys.stdout.write(json_text(body, indent=2) + "\n")
+        return 0
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("placement", no_wrap=True)
+    for head in _PLACED:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, *figures in placements.table(rows):
+        table.add_row(broken(name, 2 * _NAME), *figures)
+    console = Output(markup=False, highlight=False)
+    console.print(table)
+    console.print(_PLACED_LEGEND)
+    for note in placements.notes(rows, problem, machine.name):
+        console.print(note)
+    return 0
 
 
 def _answers(names: Sequence[str], problem: Problem, *, alternatives: bool) -> list[Explanation]:

@@ -40,7 +40,7 @@ def test_b040_layers_with_and_without_a_window_take_turns() -> None:
     assert {v.name for v in failures(wide, first)} == {"out", "lse", "dq", "dk", "dv"}
 
 
-@pytest.mark.parametrize("placement", ["contiguous", "zigzag", "stripe"])
+@pytest.mark.parametrize("placement", ["contiguous", "zigzag", "stripe", "balanced"])
 @pytest.mark.parametrize("pattern", ["full", "causal"])
 @pytest.mark.parametrize("name", ["allgather", "double_ring", "usp"])
 def test_b042_any_placement_goes_with_any_mask(name: str, pattern: str, placement: str) -> None:

@@ -152,7 +152,7 @@ def test_a_plan_comes_back_from_json_and_plans_alike_twice(name: str, problem: P
 
 
 @pytest.mark.parametrize("text", ["usp:2x2", "usp:4x1", "usp:1x4", "usp:2x2,ring-inside=true"])
-@pytest.mark.parametrize("placement", ["contiguous", "zigzag", "stripe"])
+@pytest.mark.parametrize("placement", ["contiguous", "zigzag", "stripe", "balanced", "documents"])
 def test_every_mesh_of_usp_is_proved(text: str, placement: str) -> None:
     problem = Problem(pattern=make_pattern("causal", 37), heads_q=12, heads_kv=4, head_dim=8, cp=4)
     both = plans(f"{text},placement={placement}", problem)

@@ -166,3 +166,33 @@ def test_a_pattern_in_which_nothing_is_attended_is_explained(
     shape = ["--cp", "3", "--seqlen", "97", "--heads-q", "6", "--heads-kv", "2"]
     assert call("--pattern", f"table:file={table}", *shape, *words) == 0
     assert "ring" in capsys.readouterr().out
+
+
+def test_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--placements", "--pattern", "documents:lengths=1500+400+100", "--seqlen", "2000"]
+    words += ["--heads-q", "6", "--heads-kv", "2", "--cp", "4"]
+    assert call(*words, "--strategy", "owner", "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    rows = {
+        row["strategy"].partition("placement=")[2].partition(",")[0]: row for row in body["rows"]
+    }
+    assert list(rows) == ["", "zigzag", "stripe", "balanced", "documents", "ptrr"]
+    assert rows["balanced"]["imbalance_total"] < 1.02
+    assert rows[""]["imbalance_total"] > 1.5
+    assert rows["balanced"]["received_bytes"] < rows["stripe"]["received_bytes"]
+    assert body["fastest"] == min(body["rows"], key=lambda row: row["seconds"])["strategy"]
+    assert body["padding_tokens"] == (8 - 1500 % 8) % 8 + (8 - 400 % 8) % 8 + (8 - 100 % 8) % 8
+    alone = ["--strategy", body["rows"][3]["strategy"], *words[1:], "--json"]
+    assert call(*alone) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["imbalance_total"] == rows["balanced"]["imbalance_total"]
+    assert again["volume_bytes"] == rows["balanced"]["received_bytes_most"]
+
+    assert call(*words, "--strategy", "owner") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"fastest by prediction on h100-hamming: {body['fastest']}" in printed
+    assert "of the bound on their deal" in printed
+    with pytest.raises(ValueError, match=r"--placements is of one strategy; add --strategy"):
+        call(*words)
+    with pytest.raises(ValueError, match=r"ulysses: it has no option placement"):
+        call(*words, "--strategy", "ulysses")

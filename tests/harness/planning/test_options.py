@@ -54,6 +54,7 @@ def test_what_is_resolved_is_what_is_planned(name: str, direction: Direction) ->
         ("upipe", "upipe:stage_heads=12"),
         ("fpdt", "fpdt:parts=2"),
         ("zigzag", "zigzag"),
+        ("ring:placement=ptrr,chunk=2", "ring:placement=ptrr,chunk=2"),
     ],
 )
 def test_degrees_are_spelled_out(text: str, resolved: str) -> None:
