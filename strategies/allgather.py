@@ -10,7 +10,7 @@ a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placem
 
 from dataclasses import dataclass, replace
 
-from harness.plan.dealing import shard
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
@@ -36,7 +36,7 @@ def plan(
 ) -> Plan:
     """Plan one gather and one tile per rank; legal for every problem."""
     del context
-    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
+    queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ranks = range(problem.cp)
     for rank in ranks:

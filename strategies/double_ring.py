@@ -17,7 +17,7 @@ from functools import partial
 from math import gcd
 
 from harness.errors import UnsupportedError
-from harness.plan.dealing import shard
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
@@ -60,7 +60,7 @@ def plan(
             return node * inner + (local - 1) % inner, step - 1
         return (node - 1) % nodes * inner + local, step - inner
 
-    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
+    queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, came_from)
     return b.build()

@@ -14,7 +14,7 @@ It is what UltraAttn leaves when it does not tile devices.
 
 from dataclasses import dataclass
 
-from harness.plan.dealing import shard
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
@@ -37,7 +37,7 @@ def plan(
 ) -> Plan:
     """Plan direct transfers of the needed keys; legal for every problem."""
     del context
-    queries, keys = shard(problem.pattern, problem.cp, options.placement, options.chunk)
+    queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     return plan_allocation(problem, name, direction, row_owner(queries, keys))
 
 

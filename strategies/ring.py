@@ -17,7 +17,7 @@ placements are options, `zigzag` and `stripe` also strategies of their own.
 from dataclasses import dataclass
 from functools import partial
 
-from harness.plan.dealing import shard
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
@@ -50,7 +50,7 @@ def plan(
     def came_from(rank: int, step: int) -> Holder:
         return (rank - 1) % cp, step - 1
 
-    queries, keys = shard(problem.pattern, cp, options.placement, options.chunk)
+    queries, keys = deal_tokens(problem.pattern, cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ring_attention(b, source, came_from)
     return b.build()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.errors import UnsupportedError
-from harness.plan.dealing import shard
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement, Sharding, subdivided
@@ -105,7 +105,7 @@ def plan(
         head_axis, ring_axis = axes(rank)
         return rank_at(head_axis, (ring_axis - 1) % r), step - 1
 
-    placed = shard(problem.pattern, r, options.placement, options.chunk)
+    placed = deal_tokens(problem.pattern, r, options.placement, options.chunk)
     queries, keys = map(cut, placed)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     if u == 1:  # nobody to trade heads with: a turn would only copy

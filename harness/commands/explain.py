@@ -127,13 +127,13 @@ def _run_placements(args: argparse.Namespace, problem: Problem) -> int:
     context = context_on(machine)
     seconds = context.evaluate if problem.cp <= machine.gpus else None
     rows = placements.placements(strategy(args.strategy), problem, context, seconds)
-    fastest = placements.best(rows)
+    fastest = placements.fastest_placement(rows)
     if args.json:
         body = {
             "rows": [asdict(row) for row in rows],
             "fastest": None if fastest is None else fastest.strategy,
             "cluster": machine.name,
-            "balanced": asdict(placements.reach(problem)),
+            "balanced": asdict(placements.deal_reach(problem)),
             "padding_tokens": placements.padding(problem),
         }
         sys.stdout.write(json_text(body, indent=2) + "\n")
@@ -142,12 +142,12 @@ def _run_placements(args: argparse.Namespace, problem: Problem) -> int:
     table.add_column("placement", no_wrap=True)
     for head in _PLACED:
         table.add_column(head, justify="right", no_wrap=True)
-    for name, *figures in placements.table(rows):
+    for name, *figures in placements.placement_rows(rows):
         table.add_row(broken(name, 2 * _NAME), *figures)
     console = Output(markup=False, highlight=False)
     console.print(table)
     console.print(_PLACED_LEGEND)
-    for note in placements.notes(rows, problem, machine.name):
+    for note in placements.placement_notes(rows, problem, machine.name):
         console.print(note)
     return 0
 

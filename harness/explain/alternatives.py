@@ -13,6 +13,7 @@ from harness.planning.strategy import Context
 from strategies import EVERY_STRATEGY, STRATEGIES, comparable, strategy
 
 _MOST_NEAR = 6  # alternatives of one kind: more would not be read, and each is planned
+_MANY_CHUNKS = (Placement.DOCUMENTS, Placement.PTRR)  # slow to plan; `--placements` shows them
 _EVEN = 1.01  # a hundredth over the mean costs less than any change of placement
 
 
@@ -45,6 +46,8 @@ def evener(
 ) -> tuple[Near, ...]:
     """Find the placements of tokens that spread the work more evenly; the most even first.
 
+    Those that cut a sequence into very many chunks are left out.
+
     Args:
         chosen: A strategy that can do the problem.
         problem: The problem.
@@ -57,7 +60,7 @@ def evener(
     others = (
         (replace(chosen, options=replace(chosen.options, placement=placement)), problem)
         for placement in Placement
-        if placement is not had
+        if placement is not had and placement not in _MANY_CHUNKS
     )
     better = (
         near for near in _legal(others, context, "") if near.imbalance_total < imbalance_total

@@ -42,7 +42,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class DealReach:
     """How near the least possible a deal of chunks comes.
 
     Attributes:
@@ -70,9 +70,9 @@ def placements(
     Raises:
         ValueError: The strategy deals tokens in one way only.
     """
-    if placement_of(chosen.options) is None:
+    if placement_of(chosen.options) is None or not hasattr(chosen.options, "chunk"):
         raise ValueError(
-            f"{chosen.text}: it has no option placement; take a strategy that `list` shows with one"
+            f"{chosen.text}: it has no options placement and chunk; take a strategy that has"
         )
     return [_placed(chosen, placement, problem, context, seconds) for placement in Placement]
 
@@ -106,11 +106,11 @@ def _placed(
     )
 
 
-def reach(problem: Problem) -> Reach:
+def deal_reach(problem: Problem) -> DealReach:
     """Say what `balanced` reaches over all ranks, with the chunk that it chooses itself."""
     found = deal(problem.pattern, problem.cp, Placement.BALANCED)
     optimality = found.bound / found.most if found.most else 1.0
-    return Reach(chunk=found.chunk, chunks=len(found.areas), optimality=optimality)
+    return DealReach(chunk=found.chunk, chunks=len(found.areas), optimality=optimality)
 
 
 def padding(problem: Problem) -> int:
@@ -122,13 +122,13 @@ def padding(problem: Problem) -> int:
     return sum(-len(document) % unit for document in documents_of(problem.pattern))
 
 
-def best(rows: list[Placed]) -> Placed | None:
+def fastest_placement(rows: list[Placed]) -> Placed | None:
     """Return the placement that is predicted to be fastest; None where nothing was predicted."""
     timed = [row for row in rows if row.seconds is not None]
     return min(timed, key=lambda row: row.seconds or 0.0, default=None)
 
 
-def table(rows: list[Placed]) -> list[tuple[str, ...]]:
+def placement_rows(rows: list[Placed]) -> list[tuple[str, ...]]:
     """Spell rows for people: MiB and milliseconds; what is not legal has its reason below."""
     lines = []
     for row in rows:
@@ -148,7 +148,7 @@ def table(rows: list[Placed]) -> list[tuple[str, ...]]:
     return lines
 
 
-def notes(rows: list[Placed], problem: Problem, where: str) -> list[str]:
+def placement_notes(rows: list[Placed], problem: Problem, where: str) -> list[str]:
     """Say which is fastest, what a deal of chunks reaches, what padding would add, and refusals.
 
     Args:
@@ -156,7 +156,7 @@ def notes(rows: list[Placed], problem: Problem, where: str) -> list[str]:
         problem: The problem.
         where: What the seconds are predicted for.
     """
-    found, fastest, added = reach(problem), best(rows), padding(problem)
+    found, fastest, added = deal_reach(problem), fastest_placement(rows), padding(problem)
     said = [
         f"balanced over {problem.cp} ranks: {found.chunks} chunks of {found.chunk} tokens reach "
         f"{found.optimality:.1%} of the bound on their deal",

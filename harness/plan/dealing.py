@@ -71,7 +71,7 @@ class Deal:
         return self.most * len(self.hands) / total if total else 1.0
 
 
-def shard(
+def deal_tokens(
     pattern: Pattern, ranks: int, placement: Placement, chunk: int | None = None
 ) -> tuple[Sharding, Sharding]:
     """Deal queries and keys to ranks; the same value twice for self-attention.
@@ -107,10 +107,10 @@ def shard(
 
 
 def chunk_of(pattern: Pattern, ranks: int, placement: Placement, chunk: int | None) -> int | None:
-    """Tokens of a chunk as `shard` has them; None where the placement deals none.
+    """Tokens of a chunk as `deal_tokens` has them; None where the placement deals none.
 
     Raises:
-        UnsupportedError: As `shard`.
+        UnsupportedError: As `deal_tokens`.
     """
     return deal(pattern, ranks, placement, chunk).chunk if placement in _CHUNKED else chunk
 
@@ -119,7 +119,7 @@ def chunk_of(pattern: Pattern, ranks: int, placement: Placement, chunk: int | No
 
 
 def deal(pattern: Pattern, ranks: int, placement: Placement, chunk: int | None = None) -> Deal:
-    """Deal chunks of queries by their areas, as many to every rank; see `shard`.
+    """Deal chunks of queries by their areas, as many to every rank; see `deal_tokens`.
 
     Where no chunk is given, `ptrr` takes torch's block, and `balanced` the largest chunk that is
     even to a hundredth, or else the most even one that it tries.

@@ -194,5 +194,5 @@ def test_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> No
     assert "of the bound on their deal" in printed
     with pytest.raises(ValueError, match=r"--placements is of one strategy; add --strategy"):
         call(*words)
-    with pytest.raises(ValueError, match=r"ulysses: it has no option placement"):
+    with pytest.raises(ValueError, match=r"ulysses: it has no options placement"):
         call(*words, "--strategy", "ulysses")

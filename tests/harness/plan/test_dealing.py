@@ -10,7 +10,7 @@ from hypothesis import given
 from harness.check.cell import check
 from harness.check.run import check_group
 from harness.errors import UnsupportedError
-from harness.plan.dealing import DEALT, deal, documents_of, head_tail, shard, snake
+from harness.plan.dealing import DEALT, deal, deal_tokens, documents_of, head_tail, snake
 from harness.plan.problem import Direction, Dtype
 from harness.plan.sharding import Placement, Sharding, zigzag
 from harness.records.check_record import Outcome
@@ -46,7 +46,7 @@ def work(pattern: Pattern, sharding: Sharding) -> list[int]:
 @given(any_patterns)
 def test_every_token_has_one_owner_and_ranks_own_equally_many(pattern: Pattern) -> None:
     for placement, ranks in product(DEALT, (1, 3, 4)):
-        sides = shard(pattern, ranks, placement)
+        sides = deal_tokens(pattern, ranks, placement)
         for sharding, seqlen in zip(sides, (pattern.seqlen_q, pattern.seqlen_kv), strict=True):
             owned = [sharding.positions(rank) for rank in range(ranks)]
             assert sorted(p for own in owned for p in own) == list(range(seqlen))
@@ -60,7 +60,7 @@ def test_every_token_has_one_owner_and_ranks_own_equally_many(pattern: Pattern) 
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_balanced_chooses_chunks_that_are_even_on_ten_packs(ranks: int) -> None:
     for pattern in packs(10, TOKENS):
-        found = work(pattern, shard(pattern, ranks, Placement.BALANCED)[0])
+        found = work(pattern, deal_tokens(pattern, ranks, Placement.BALANCED)[0])
         dealt = deal(pattern, ranks, Placement.BALANCED)
         assert max(found) * ranks / sum(found) <= 1.02
         assert dealt.most == max(found) >= dealt.bound
@@ -68,7 +68,7 @@ def test_balanced_chooses_chunks_that_are_even_on_ten_packs(ranks: int) -> None:
 
 def test_documents_are_even_on_ten_packs() -> None:
     for pattern in packs(10, TOKENS):
-        found = work(pattern, shard(pattern, 8, Placement.DOCUMENTS)[0])
+        found = work(pattern, deal_tokens(pattern, 8, Placement.DOCUMENTS)[0])
         assert max(found) * 8 / sum(found) <= 1.01
 
 
