@@ -128,8 +128,7 @@ def lengths_of(values: Values, kind: str, seqlen: int, padding: int = 0) -> list
         gap = f"add a document of {seqlen - total}" if total < seqlen else "shorten a document"
         what = "lengths and padding" if padding else "lengths"
         raise ValueError(
-            f"{kind}: {what} sum to {total}, which must equal the sequence length "
-            f"({seqlen}); {gap}"
+            f"{kind}: {what} sum to {total}, which must equal the sequence length ({seqlen}); {gap}"
         )
     return lengths
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from harness.errors import UnsupportedError
 from harness.plan import imbalance
-from harness.plan.dealing import deal, documents_of
+from harness.plan.dealing import deal, separate_documents
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
@@ -119,7 +119,7 @@ def padding(problem: Problem) -> int:
     Transformer Engine's thd layout needs that; plans here deal documents without it.
     """
     unit = 2 * problem.cp
-    return sum(-len(document) % unit for document in documents_of(problem.pattern))
+    return sum(-len(document) % unit for document in separate_documents(problem.pattern))
 
 
 def fastest_placement(rows: list[Placed]) -> Placed | None:

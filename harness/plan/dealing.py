@@ -97,7 +97,7 @@ def deal_tokens(
             (f"placement=balanced,chunk={chunk}",),
         )
     elif placement is Placement.DOCUMENTS and pattern.seqlen_q == pattern.seqlen_kv:
-        queries, key_rule = head_tail(documents_of(pattern), ranks), zigzag
+        queries, key_rule = head_tail(separate_documents(pattern), ranks), zigzag
     else:
         key_rule = PLACEMENTS.get(placement, zigzag)
         queries = key_rule(pattern.seqlen_q, ranks)
@@ -203,7 +203,7 @@ def _largest_first(areas: Sequence[int]) -> list[int]:
 # Documents ----------------------------------------------------------------------------------
 
 
-def documents_of(pattern: Pattern) -> list[range]:
+def separate_documents(pattern: Pattern) -> list[range]:
     """Cut a sequence where no query sees a key across the cut: packed documents, or all of it."""
     bands = pattern.arrays
     starts = np.minimum(bands.q0, bands.k0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from harness.check.cell import check
 from harness.check.run import check_group
 from harness.errors import UnsupportedError
-from harness.plan.dealing import DEALT, deal, deal_tokens, documents_of, head_tail, snake
+from harness.plan.dealing import DEALT, deal, deal_tokens, head_tail, separate_documents, snake
 from harness.plan.problem import Direction, Dtype
 from harness.plan.sharding import Placement, Sharding, zigzag
 from harness.records.check_record import Outcome
@@ -101,7 +101,7 @@ def test_documents_are_dealt_head_tail_and_what_is_left_over_goes_round() -> Non
     ],
 )
 def test_documents_are_found_where_nobody_sees_across(text: str, lengths: list[int]) -> None:
-    assert lengths == [len(document) for document in documents_of(make_pattern(text, 12))]
+    assert lengths == [len(document) for document in separate_documents(make_pattern(text, 12))]
 
 
 CASES = [
