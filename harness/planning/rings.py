@@ -1,6 +1,6 @@
 """Rings: queries stay, keys and values visit rank after rank, and their gradients with them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.plan.problem import Direction
@@ -64,8 +64,7 @@ def circulate(b: PlanBuilder, *rings: Ring) -> None:
     for step in range(max(ring.steps for ring in rings)):
         for each in rounds:
             each.send(step)
-        for each in rounds:
-            each.attend(step)
+        _attend(b, rings, step)
         for each in rounds:
             each.pass_on(step)
     for each in rounds:
@@ -82,15 +81,49 @@ def ring_attention(
         source: As in `Ring`.
         came_from: As in `Ring`.
     """
-    heads = b.problem.all_heads
-    seats = tuple(
-        Seat(b.queries.owned[rank], b.keys.owned[rank], heads) for rank in range(b.problem.cp)
-    )
+    rings_attention(b, [Ring(seats(b), b.problem.cp, source, came_from)])
+
+
+def rings_attention(b: PlanBuilder, rings: Iterable[Ring]) -> None:
+    """Write a whole plan of rings that turn at the same time, each with keys of its own.
+
+    Args:
+        b: Collects the tasks.
+        rings: Together they carry every key to every rank.
+    """
     for rank in range(b.problem.cp):
         hold_tokens(b, rank)
-    circulate(b, Ring(seats, b.problem.cp, source, came_from))
+    circulate(b, *rings)
     for rank in range(b.problem.cp):
         finish_tokens(b, rank)
+
+
+def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[Seat, ...]:
+    """Seat every rank with its queries and, of each `parts` of its key chunks, the `part`-th."""
+    return tuple(
+        Seat(b.queries.owned[rank], b.keys.owned[rank][part::parts], b.problem.all_heads)
+        for rank in range(b.problem.cp)
+    )
+
+
+def cycle(b: PlanBuilder, order: Sequence[int], part: int = 0, parts: int = 1) -> Ring:
+    """A ring that visits all ranks in an order: `order[i]` passes keys on to `order[i + 1]`.
+
+    Args:
+        b: Who owns which keys.
+        order: Every rank once.
+        part: Which part of each of its key chunks a rank sends this way.
+        parts: Into how many each key chunk was `cut`.
+    """
+    at = {rank: position for position, rank in enumerate(order)}
+
+    def source(rank: int, step: int) -> int:
+        return order[(at[rank] - step) % len(order)]
+
+    def came_from(rank: int, step: int) -> Holder:
+        return source(rank, 1), step - 1
+
+    return Ring(seats(b, part, parts), len(order), source, came_from)
 
 
 def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
@@ -108,6 +141,20 @@ def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
             if step:
                 onward.setdefault(ring.came_from(rank, step), set()).update(mine)
     return needs
+
+
+def _attend(b: PlanBuilder, rings: Iterable[Ring], step: int) -> None:
+    """Attend what visits at a step: one tile where keys of several rings meet the same queries."""
+    visits: dict[tuple[int, Chunks, int, int], Chunks] = {}
+    for ring in rings:
+        for rank, seat in enumerate(ring.seats) if step < ring.steps else ():
+            kv, met = (
+                ring.seats[ring.source(rank, step)].kv,
+                (rank, seat.q, seat.heads, seat.version),
+            )
+            visits[met] = tuple(sorted((*visits[met], *kv))) if met in visits else kv
+    for (rank, q, heads, version), kv in visits.items():
+        b.tile(rank, q, kv, heads, q_version=version, kv_version=version)
 
 
 class _Round:
@@ -128,12 +175,6 @@ class _Round:
                 seat = self.ring.seats[following[0]]
                 keys = self.needs[following]
                 self.b.send(rank, following[0], KV, keys, seat.heads, version=seat.version)
-
-    def attend(self, step: int) -> None:
-        """Attend the keys that visit at a step."""
-        for rank, seat in enumerate(self.ring.seats) if step < self.ring.steps else ():
-            kv, version = self.ring.seats[self.ring.source(rank, step)].kv, seat.version
-            self.b.tile(rank, seat.q, kv, seat.heads, q_version=version, kv_version=version)
 
     def pass_on(self, step: int) -> None:
         """Pass on the gradients of the keys that visit at a step."""

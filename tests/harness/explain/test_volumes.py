@@ -15,6 +15,8 @@ from strategies import STRATEGIES, strategy
 MIB = 2**20
 SPELLED = (
     "ring",
+    "ring:direction=both",
+    "ring:direction=both,prune=false",
     "ring-classic",
     "zigzag",
     "zigzag:prune=false",
