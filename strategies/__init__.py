@@ -22,6 +22,7 @@ def _table(*entries: str) -> Mapping[str, Strategy[Any]]:
 EVERY_STRATEGY = _table(
     "ring:STRATEGY",
     "ring:CLASSIC",
+    "ring_q:STRATEGY",
     "zigzag:STRATEGY",
     "stripe:STRATEGY",
     "double_ring:STRATEGY",

@@ -9,7 +9,8 @@ import pytest
 from harness.cli import parser
 from harness.explain.volumes import received_bytes
 from harness.plan.problem import Direction, Problem
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
 

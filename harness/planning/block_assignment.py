@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.builder import PlanBuilder
+from harness.planning.token_owners import Move
 
 Cells = tuple[tuple[int | None, ...], ...]  # per query chunk, per key chunk: who, or nobody
-
-
-Move = tuple[int, int, tuple[int, ...]]
-"""Source rank, destination rank, chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +113,27 @@ def turned(moves: Iterable[Move], line: range) -> list[Move]:
     return sorted((dst, src, chunks) for src, dst, chunks in moves if dst in line)
 
 
-def least_volume(problem: Problem, direction: Direction) -> int:
-    """Choose Y, the rows of a `RankGrid`, that moves the fewest bytes if nothing is masked."""
-    cp, part = problem.cp, problem.dtype.accumulator_bytes
-    d_k, d_v, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+def line_bytes(problem: Problem, direction: Direction) -> tuple[int, int]:
+    """Count the bytes that a visit of all queries, and of all keys, moves if nothing is masked.
+
+    Queries bring q and return out and lse; backward they bring q, lse, dout and delta and return
+    dq. Keys bring k and v; backward they return dk and dv too.
+    """
+    part, size = problem.dtype.accumulator_bytes, problem.dtype.bytes
+    sent = size if problem.round_sent else part
+    d_k, d_v = problem.head_dim, problem.head_dim_v
     if direction is Direction.FORWARD:
         row = d_k * size + (d_v + 1) * part
         column = (d_k + d_v) * size
     else:
-        row = (d_k + d_v) * size + 2 * part + d_k * part
-        column = (d_k + d_v) * (size + part)
-    row *= problem.heads_q * problem.seqlen_q
-    column *= problem.heads_kv * problem.seqlen_kv
+        row = (d_k + d_v) * size + 2 * part + d_k * sent
+        column = (d_k + d_v) * (size + sent)
+    return row * problem.heads_q * problem.seqlen_q, column * problem.heads_kv * problem.seqlen_kv
+
+
+def least_volume(problem: Problem, direction: Direction) -> int:
+    """Choose Y, the rows of a `RankGrid`, that moves the fewest bytes if nothing is masked."""
+    cp, (row, column) = problem.cp, line_bytes(problem, direction)
 
     def volume(rows: int) -> tuple[int, int]:
         return (cp // rows - 1) * row + (rows - 1) * column, -rows

@@ -18,7 +18,8 @@ from harness.explain.volumes import received_bytes
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.records import config as config_module
 from harness.records.config import Config
-from harness.verify.proof import check_pair, verify
+from harness.verify.pair import check_pair
+from harness.verify.proof import verify
 from patterns import make_pattern, outside
 from strategies import strategy
 

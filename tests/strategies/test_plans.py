@@ -26,13 +26,13 @@ from strategies import DIRECT, STRATEGIES, strategy, usp
 from tests.patterns.generators import CROSS_TEXTS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-DRAWN = ("ring,direction=both",)
+DRAWN = ("ring,direction=both", "ring-q,home=ring")
 """Options whose grid is drawn too."""
 HEADS = ((6, 2), (7, 7), (5, 1), (12, 4))
 # Who owns what, from the papers. Of others the owners are those that hold q and k to begin with.
 PLACEMENTS = {
     **dict.fromkeys(("ring", "ring-classic", "allgather", "ulysses", "owner", "grid"), contiguous),
-    **dict.fromkeys(("zigzag", "double_ring"), zigzag),
+    **dict.fromkeys(("zigzag", "double_ring", "ring-q"), zigzag),
     "stripe": stripe,
 }
 # Those that search are slow to draw many problems for; they have tests of their own.

@@ -1,0 +1,78 @@
+"""Strategies whose rings carry something else than all keys one way round."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.explain.volumes import received_bytes
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.tasks import Collective, Tensor, Transfer, legs_of
+from patterns import make_pattern
+from strategies import strategy
+
+FORWARD, BACKWARD = Direction
+WIDE = Problem(  # a width at which two numbers a row hardly count
+    pattern=make_pattern("full", 56),
+    heads_q=5,
+    heads_kv=5,
+    head_dim=128,
+    batch=2,
+    dtype=Dtype.BFLOAT16,
+    cp=7,
+)
+
+
+def bytes_of(text: str, problem: Problem, direction: Direction = FORWARD) -> int:
+    return max(received_bytes(strategy(text).plan(problem, direction)))
+
+
+def moves(plan: Plan, tensor: Tensor) -> list[tuple[int, int]]:
+    """(source, destination) of each leg that carries a tensor."""
+    return [
+        (leg.src.rank, leg.dst.rank)
+        for task in plan.tasks
+        for leg in legs_of(task)
+        if any(piece.tensor is tensor for piece in leg.pieces)
+    ]
+
+
+def test_queries_backward_are_a_quarter_fewer_bytes_than_keys() -> None:
+    """BurstAttention: q, dout and dq against k, v, dk and dv; lse and delta are 8 bytes a row."""
+    sent = {
+        way: bytes_of(f"ring-q:backward={way},round_sent=true", WIDE, BACKWARD)
+        for way in ("queries", "keys")
+    }
+
+    assert sent["queries"] / sent["keys"] == (6 * 128 + 8) / (8 * 128)
+
+
+@pytest.mark.parametrize(("heads_kv", "travels"), [(5, "queries"), (1, "keys")])
+def test_what_is_fewer_bytes_travels_backward(heads_kv: int, travels: str) -> None:
+    problem = replace(WIDE, heads_kv=heads_kv)
+    resolved = strategy("ring-q").resolved(problem, BACKWARD)
+    other = {"queries": "keys", "keys": "queries"}[travels]
+
+    assert resolved.text == f"ring-q:backward={travels}"
+    assert bytes_of("ring-q", problem, BACKWARD) == bytes_of(resolved.text, problem, BACKWARD)
+    assert bytes_of("ring-q", problem, BACKWARD) < bytes_of(
+        f"ring-q:backward={other}", problem, BACKWARD
+    )
+
+
+def test_queries_travel_one_way_and_outputs_come_home_the_other() -> None:
+    plan = strategy("ring-q:home=ring").plan(WIDE, FORWARD)
+
+    assert {(dst - src) % 7 for src, dst in moves(plan, Tensor.Q)} == {1}
+    back = [(src - dst) % 7 for src, dst in moves(plan, Tensor.OUT_PART)]
+    assert back == [step for step in range(1, 7) for _ in range(7)]
+    assert all(isinstance(task, Transfer) for task in plan.tasks if legs_of(task))
+    assert not moves(plan, Tensor.K)
+
+
+def test_outputs_come_home_in_one_all_to_all() -> None:
+    plan = strategy("ring-q").plan(WIDE, FORWARD)
+    together = [task for task in plan.tasks if isinstance(task, Collective)]
+
+    assert [len(task.legs) for task in together] == [7 * 6]
+    assert len(moves(plan, Tensor.OUT_PART)) == 7 * 6
