@@ -23,6 +23,7 @@ EVERY_STRATEGY = _table(
     "ring:STRATEGY",
     "ring:CLASSIC",
     "ring_q:STRATEGY",
+    "tasp:STRATEGY",
     "zigzag:STRATEGY",
     "stripe:STRATEGY",
     "double_ring:STRATEGY",

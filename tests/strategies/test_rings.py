@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from harness.errors import UnsupportedError
 from harness.explain.volumes import received_bytes
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, Tensor, Transfer, legs_of
 from patterns import make_pattern
 from strategies import strategy
+from strategies.tasp import disjoint_rings
 
 FORWARD, BACKWARD = Direction
 WIDE = Problem(  # a width at which two numbers a row hardly count
@@ -76,3 +78,28 @@ def test_outputs_come_home_in_one_all_to_all() -> None:
 
     assert [len(task.legs) for task in together] == [7 * 6]
     assert len(moves(plan, Tensor.OUT_PART)) == 7 * 6
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 31, 32])
+def test_rings_share_no_link(ranks: int) -> None:
+    rings = disjoint_rings(ranks)
+    links = [(ring[i - 1], ring[i]) for ring in rings for i in range(ranks)]
+
+    assert all(sorted(ring) == list(range(ranks)) for ring in rings)
+    assert len(set(links)) == len(links)
+    assert len(rings) == {1: 1, 4: 2, 6: 4}.get(ranks, ranks - 1)
+
+
+def test_at_every_step_a_part_goes_over_every_link() -> None:
+    plan = strategy("tasp:placement=contiguous").plan(WIDE, FORWARD)
+
+    links = {(src, dst) for src in range(7) for dst in range(7) if src != dst}
+    sent = moves(plan, Tensor.K)
+    assert [set(sent[i : i + 42]) for i in range(0, len(sent), 42)] == [links] * 6
+
+
+def test_too_many_parts_are_refused_with_what_fits() -> None:
+    problem = replace(WIDE, cp=64)
+    with pytest.raises(UnsupportedError, match=r"7936 chunks; .* 4096.*try tasp:placement=contig"):
+        strategy("tasp").plan(problem, FORWARD)
+    strategy("tasp:placement=contiguous").plan(replace(problem, cp=41), FORWARD)

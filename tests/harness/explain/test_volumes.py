@@ -21,6 +21,8 @@ SPELLED = (
     "ring-q:backward=queries",
     "ring-q:backward=queries,prune=false",
     "ring-q:backward=queries,home=ring,round_sent=true",
+    "tasp",
+    "tasp:prune=false,placement=contiguous",
     "ring-classic",
     "zigzag",
     "zigzag:prune=false",
