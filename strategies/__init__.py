@@ -32,6 +32,7 @@ EVERY_STRATEGY = _table(
     "usp:STRATEGY",
     "owner:STRATEGY",
     "grid:STRATEGY",
+    "mesh:STRATEGY",
     "ultraattn.strategy:STRATEGY",
     "ultraattn.strategy:PUBLISHED",
     "upipe:STRATEGY",

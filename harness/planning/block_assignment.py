@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.builder import PlanBuilder
@@ -97,6 +98,18 @@ class RankGrid:
         queries = tuple(chunk for row in rows for chunk in self.b.queries.owned[row])
         return self.b.needed_kv(queries, self.b.keys.owned[owner])
 
+    def passed_in_row(self, rank: int, offset: int) -> Move:
+        """The row at an offset, from the next neighbour: what a rank and those after it need."""
+        owner, after = self.row_rank(rank, offset), range(self.x - offset)
+        needed = [self.chunks_of_row(owner, self.row_rank(rank, -step)) for step in after]
+        return self.row_rank(rank, 1), rank, tuple(sorted({c for part in needed for c in part}))
+
+    def passed_in_column(self, rank: int, offset: int) -> Move:
+        """The column at an offset, from the next neighbour: what a rank and those after it need."""
+        owner, after = self.column_rank(rank, offset), range(self.y - offset)
+        needed = [self.chunks_of_column(owner, self.column_rank(rank, -step)) for step in after]
+        return self.column_rank(rank, 1), rank, tuple(sorted({c for part in needed for c in part}))
+
     def rows_in(self, offset: int) -> list[Move]:
         """The rows that ranks get from the owner at an offset."""
         owners = [(self.row_rank(rank, offset), rank) for rank in self.ranks]
@@ -106,6 +119,19 @@ class RankGrid:
         """The columns that ranks get from the owner at an offset."""
         owners = [(self.column_rank(rank, offset), rank) for rank in self.ranks]
         return [(owner, rank, self.chunks_of_column(owner, rank)) for owner, rank in owners]
+
+
+def rows_of(name: str, asked: int | None, problem: Problem, direction: Direction) -> int:
+    """Choose Y, the rows of a `RankGrid`: as asked, or as many as move the fewest bytes.
+
+    Raises:
+        UnsupportedError: Y does not divide cp; the legal Y of the strategy `name` are listed.
+    """
+    cp, rows = problem.cp, asked or least_volume(problem, direction)
+    if cp % rows:
+        legal = tuple(f"{name}:rows={y}" for y in range(1, cp + 1) if cp % y == 0)
+        raise UnsupportedError(f"{name}: rows ({rows}) must divide cp ({cp})", legal)
+    return rows
 
 
 def turned(moves: Iterable[Move], line: range) -> list[Move]:

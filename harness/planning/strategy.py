@@ -190,6 +190,14 @@ def divisors_of_cp(name: str, problem: Problem, options: O) -> Iterator[O]:
             yield replace(asked, **{name: degree})
 
 
+def nearest_rows(problem: Problem, options: O) -> list[O]:
+    """List a grid's options with as many rows as divide cp, the nearest to those asked first."""
+    asked: Any = options
+    rows, cp = asked.rows or 1, problem.cp
+    legal = [y for y in range(1, cp + 1) if cp % y == 0]
+    return [replace(asked, rows=y) for y in sorted(legal, key=lambda y: (abs(y - rows), y))]
+
+
 def ring_loop(options: O) -> Released[O]:
     """Released rings: their loop, which sends everything, needed or not."""
     sends_all: Any = options

@@ -26,14 +26,14 @@ from strategies import DIRECT, STRATEGIES, strategy, usp
 from tests.patterns.generators import CROSS_TEXTS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-DRAWN = ("ring,direction=both", "ring-q,home=ring")
+DRAWN = ("ring,direction=both", "ring-q,home=ring", "mesh,rows=2")
 """Options whose grid is drawn too."""
 HEADS = ((6, 2), (7, 7), (5, 1), (12, 4))
 # Who owns what, from the papers. Of others the owners are those that hold q and k to begin with.
 PLACEMENTS = {
     **dict.fromkeys(("ring", "ring-classic", "allgather", "ulysses", "owner", "grid"), contiguous),
     **dict.fromkeys(("zigzag", "double_ring", "ring-q"), zigzag),
-    "stripe": stripe,
+    **dict.fromkeys(("stripe", "mesh"), stripe),
 }
 # Those that search are slow to draw many problems for; they have tests of their own.
 RULES = [name for name in STRATEGIES if name in DIRECT]

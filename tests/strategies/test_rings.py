@@ -103,3 +103,31 @@ def test_too_many_parts_are_refused_with_what_fits() -> None:
     with pytest.raises(UnsupportedError, match=r"7936 chunks; .* 4096.*try tasp:placement=contig"):
         strategy("tasp").plan(problem, FORWARD)
     strategy("tasp:placement=contiguous").plan(replace(problem, cp=41), FORWARD)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("rows", [1, 2, 3, 6])
+def test_a_mesh_moves_the_bytes_of_its_tiles(rows: int, direction: Direction) -> None:
+    """X - 1 rows and Y - 1 columns come to a rank, and as many partial results come home."""
+    problem = replace(WIDE, pattern=make_pattern("full", 54), cp=6, heads_q=6, heads_kv=2)
+    tokens, forward = 2 * 54 // 6, direction is FORWARD
+    row = 6 * (128 * 2 + 129 * 4 if forward else 256 * 2 + 8 + 128 * 4)
+    column = 2 * 256 * (2 if forward else 6)
+
+    assert (
+        received_bytes(strategy(f"mesh:rows={rows}").plan(problem, direction))
+        == (tokens * ((6 // rows - 1) * row + (rows - 1) * column),) * 6
+    )
+
+
+def test_a_mesh_passes_chunks_between_neighbours_alone() -> None:
+    plan = strategy("mesh:rows=2").plan(replace(WIDE, cp=6), FORWARD)
+
+    along = {(dst // 3 - src // 3, (src - dst) % 3) for src, dst in moves(plan, Tensor.Q)}
+    assert along == {(0, 1)}
+    assert {abs(src - dst) for src, dst in moves(plan, Tensor.K)} == {3}
+
+
+def test_a_mesh_that_does_not_divide_is_refused_with_what_does() -> None:
+    with pytest.raises(UnsupportedError, match=r"mesh: rows \(4\) must .*try mesh:rows=1"):
+        strategy("mesh:rows=4").plan(replace(WIDE, cp=6), FORWARD)
