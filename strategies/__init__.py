@@ -22,6 +22,8 @@ def _table(*entries: str) -> Mapping[str, Strategy[Any]]:
 EVERY_STRATEGY = _table(
     "ring:STRATEGY",
     "ring:CLASSIC",
+    "ring_q:STRATEGY",
+    "tasp:STRATEGY",
     "zigzag:STRATEGY",
     "stripe:STRATEGY",
     "double_ring:STRATEGY",
@@ -30,6 +32,7 @@ EVERY_STRATEGY = _table(
     "usp:STRATEGY",
     "owner:STRATEGY",
     "grid:STRATEGY",
+    "mesh:STRATEGY",
     "ultraattn.strategy:STRATEGY",
     "ultraattn.strategy:PUBLISHED",
     "upipe:STRATEGY",

@@ -19,16 +19,15 @@ order, because no reduce-scatter can add them.
 from dataclasses import dataclass, replace
 from itertools import product
 
-from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
 from harness.plan.tasks import GATHERED
-from harness.planning.block_assignment import RankGrid, least_volume, turned
+from harness.planning.block_assignment import RankGrid, rows_of, turned
 from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.options import option
-from harness.planning.strategy import Context, Strategy
+from harness.planning.strategy import Context, Strategy, nearest_rows
 
 PAPER = "UltraAttn (SC'25), the plans for full attention of the authors' code"
 
@@ -54,7 +53,7 @@ def plan(
     del context
     queries, keys = shard_both(problem, contiguous)
     b = PlanBuilder(problem, name, direction, queries, keys)
-    grid = RankGrid(b, _rows(problem, direction, options))
+    grid = RankGrid(b, rows_of("grid", options.rows, problem, direction))
     # Rows that leave their owner need delta there; with Y = cp none does.
     errands = Errands(b, delta=grid.x > 1)
     errands.start()
@@ -111,26 +110,10 @@ def _fused(grid: RankGrid, errands: Errands) -> Plan:
     return errands.end()
 
 
-def _rows(problem: Problem, direction: Direction, options: Options) -> int:
-    cp = problem.cp
-    rows = options.rows or least_volume(problem, direction)
-    if cp % rows:
-        legal = tuple(f"grid:rows={y}" for y in range(1, cp + 1) if cp % y == 0)
-        raise UnsupportedError(f"grid: rows ({rows}) must divide cp ({cp})", legal)
-    return rows
-
-
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
     """Fill in the number of rows, which may differ between the directions."""
     del context
-    return replace(options, rows=_rows(problem, direction, options))
-
-
-def alternatives(problem: Problem, options: Options) -> list[Options]:
-    """Return as many rows as divide cp, those nearest to what was asked first."""
-    cp, asked = problem.cp, options.rows or 1
-    legal = [rows for rows in range(1, cp + 1) if cp % rows == 0]
-    return [replace(options, rows=y) for y in sorted(legal, key=lambda y: (abs(y - asked), y))]
+    return replace(options, rows=rows_of("grid", options.rows, problem, direction))
 
 
 STRATEGY = Strategy(
@@ -140,5 +123,5 @@ STRATEGY = Strategy(
     plan=plan,
     defaults=Options(),
     resolve=resolve,
-    alternatives=alternatives,
+    alternatives=nearest_rows,
 )

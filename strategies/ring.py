@@ -9,23 +9,39 @@ every query has met every key; partial outputs merge by log-sum-exp.
     rank 2  q2·k2    q2·k1    q2·k0    q2·k3
     rank 3  q3·k3    q3·k2    q3·k1    q3·k0
 
+With `direction=both` half of each chunk (a) travels to the right and half (b) to the left, so that
+full-duplex links carry half the bytes each way.
+
+    step    0            1            2
+    rank 0  q0·(a0 b0)   q0·(a2 b1)   q0·(a1 b2)
+    rank 1  q1·(a1 b1)   q1·(a0 b2)   q1·(a2 b0)
+    rank 2  q2·(a2 b2)   q2·(a1 b0)   q2·(a0 b1)
+
 Under a causal pattern contiguous chunks leave the last rank with almost twice the mean work; other
 placements are options, `zigzag` and `stripe` also strategies of their own.
 `ring-classic` sends everything around the whole ring whether or not the pattern needs it.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import Placement
+from harness.plan.sharding import Placement, cut
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
-from harness.planning.rings import Holder, ring_attention
+from harness.planning.rings import cycle, rings_attention
 from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop, with_chunk
+
+
+class Way(StrEnum):
+    """Which way round keys travel."""
+
+    RIGHT = "right"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +51,21 @@ class Options:
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.CONTIGUOUS, PLACEMENT)
     chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
+    direction: Way = option(Way.RIGHT, "which way round keys travel; both: half of each chunk each")
 
 
 def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
-    """Plan a ring of all ranks; legal for every problem."""
+    """Plan a ring of all ranks, or two that turn against each other; legal for every problem."""
     del context
-    cp = problem.cp
+    right = range(problem.cp)
+    orders = [right, right[::-1]] if options.direction is Way.BOTH else [right]
 
-    def source(rank: int, step: int) -> int:
-        return (rank - step) % cp
-
-    def came_from(rank: int, step: int) -> Holder:
-        return (rank - 1) % cp, step - 1
-
-    queries, keys = deal_tokens(problem.pattern, cp, options.placement, options.chunk)
+    dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
+    queries, keys = (cut(sharding, len(orders)) for sharding in dealt)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    ring_attention(b, source, came_from)
+    rings_attention(b, [cycle(b, order, way, len(orders)) for way, order in enumerate(orders)])
     return b.build()
 
 
@@ -72,8 +85,11 @@ STRATEGY = Strategy(
     aliases=("p2p",),
     resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
+    compared=("direction=both",),
     training=Training(released=ring_loop),
-    checks=Checks(options=("placement=balanced,chunk=3",)),
+    checks=Checks(
+        options=("placement=balanced,chunk=3", "direction=both", "direction=both,prune=false")
+    ),
 )
 
 CLASSIC = Strategy(

@@ -94,6 +94,22 @@ def subdivided(coarse: Sharding, parts: int) -> Sharding:
     return Sharding(tuple(chunks), tuple(tuple(o) for o in owned))
 
 
+def cut(coarse: Sharding, parts: int) -> Sharding:
+    """Cut every chunk of a sharding into `parts` in order; all of them stay with their owner.
+
+    Chunk c becomes chunks c * parts .. c * parts + parts - 1.
+    """
+    chunks = [
+        chunk[piece.start : piece.stop]
+        for chunk in coarse.chunks
+        for piece in split(len(chunk), parts)
+    ]
+    owned = [
+        tuple(c * parts + part for c in mine for part in range(parts)) for mine in coarse.owned
+    ]
+    return Sharding(tuple(chunks), tuple(owned))
+
+
 PLACEMENTS: Mapping[Placement, Callable[[int, int], Sharding]] = {
     Placement.CONTIGUOUS: contiguous,
     Placement.ZIGZAG: zigzag,

@@ -3,15 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.builder import PlanBuilder
+from harness.planning.token_owners import Move
 
 Cells = tuple[tuple[int | None, ...], ...]  # per query chunk, per key chunk: who, or nobody
-
-
-Move = tuple[int, int, tuple[int, ...]]
-"""Source rank, destination rank, chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +98,18 @@ class RankGrid:
         queries = tuple(chunk for row in rows for chunk in self.b.queries.owned[row])
         return self.b.needed_kv(queries, self.b.keys.owned[owner])
 
+    def passed_in_row(self, rank: int, offset: int) -> Move:
+        """The row at an offset, from the next neighbour: what a rank and those after it need."""
+        owner, after = self.row_rank(rank, offset), range(self.x - offset)
+        needed = [self.chunks_of_row(owner, self.row_rank(rank, -step)) for step in after]
+        return self.row_rank(rank, 1), rank, tuple(sorted({c for part in needed for c in part}))
+
+    def passed_in_column(self, rank: int, offset: int) -> Move:
+        """The column at an offset, from the next neighbour: what a rank and those after it need."""
+        owner, after = self.column_rank(rank, offset), range(self.y - offset)
+        needed = [self.chunks_of_column(owner, self.column_rank(rank, -step)) for step in after]
+        return self.column_rank(rank, 1), rank, tuple(sorted({c for part in needed for c in part}))
+
     def rows_in(self, offset: int) -> list[Move]:
         """The rows that ranks get from the owner at an offset."""
         owners = [(self.row_rank(rank, offset), rank) for rank in self.ranks]
@@ -111,23 +121,45 @@ class RankGrid:
         return [(owner, rank, self.chunks_of_column(owner, rank)) for owner, rank in owners]
 
 
+def rows_of(name: str, asked: int | None, problem: Problem, direction: Direction) -> int:
+    """Choose Y, the rows of a `RankGrid`: as asked, or as many as move the fewest bytes.
+
+    Raises:
+        UnsupportedError: Y does not divide cp; the legal Y of the strategy `name` are listed.
+    """
+    cp, rows = problem.cp, asked or least_volume(problem, direction)
+    if cp % rows:
+        legal = tuple(f"{name}:rows={y}" for y in range(1, cp + 1) if cp % y == 0)
+        raise UnsupportedError(f"{name}: rows ({rows}) must divide cp ({cp})", legal)
+    return rows
+
+
 def turned(moves: Iterable[Move], line: range) -> list[Move]:
     """Turn what came to the ranks of a line around, sources in rank order."""
     return sorted((dst, src, chunks) for src, dst, chunks in moves if dst in line)
 
 
-def least_volume(problem: Problem, direction: Direction) -> int:
-    """Choose Y, the rows of a `RankGrid`, that moves the fewest bytes if nothing is masked."""
-    cp, part = problem.cp, problem.dtype.accumulator_bytes
-    d_k, d_v, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+def line_bytes(problem: Problem, direction: Direction) -> tuple[int, int]:
+    """Count the bytes that a visit of all queries, and of all keys, moves if nothing is masked.
+
+    Queries bring q and return out and lse; backward they bring q, lse, dout and delta and return
+    dq. Keys bring k and v; backward they return dk and dv too.
+    """
+    part, size = problem.dtype.accumulator_bytes, problem.dtype.bytes
+    sent = size if problem.round_sent else part
+    d_k, d_v = problem.head_dim, problem.head_dim_v
     if direction is Direction.FORWARD:
         row = d_k * size + (d_v + 1) * part
         column = (d_k + d_v) * size
     else:
-        row = (d_k + d_v) * size + 2 * part + d_k * part
-        column = (d_k + d_v) * (size + part)
-    row *= problem.heads_q * problem.seqlen_q
-    column *= problem.heads_kv * problem.seqlen_kv
+        row = (d_k + d_v) * size + 2 * part + d_k * sent
+        column = (d_k + d_v) * (size + sent)
+    return row * problem.heads_q * problem.seqlen_q, column * problem.heads_kv * problem.seqlen_kv
+
+
+def least_volume(problem: Problem, direction: Direction) -> int:
+    """Choose Y, the rows of a `RankGrid`, that moves the fewest bytes if nothing is masked."""
+    cp, (row, column) = problem.cp, line_bytes(problem, direction)
 
     def volume(rows: int) -> tuple[int, int]:
         return (cp // rows - 1) * row + (rows - 1) * column, -rows

@@ -13,11 +13,11 @@ from functools import partial
 
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.tasks import CollectiveKind, Delta, Leg, Piece, Place, Tensor, Tile, from_rank
-from harness.planning.block_assignment import Allocation, Move
+from harness.plan.tasks import CollectiveKind, Leg, Piece, Place, Tensor, Tile, from_rank
+from harness.planning.block_assignment import Allocation
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.planning.routes import Hop, RoutedChunk, gateways, routes
-from harness.planning.token_owners import finish_tokens, hold_tokens
+from harness.planning.token_owners import Move, finish_tokens, hold_tokens, make_delta
 
 BlockIndex = tuple[int, int]
 """A query chunk and a key chunk."""
@@ -42,17 +42,11 @@ class Errands:
 
     def start(self) -> None:
         """Hold every rank's own tokens; backward, compute delta of the rows that attend."""
-        b, heads = self.b, self.b.problem.all_heads
+        b = self.b
         for rank in range(b.problem.cp):
             hold_tokens(b, rank)
-        if self.delta:
-            for rank in range(b.problem.cp):
-                out, dout = (
-                    b.piece(tensor, b.attending_q(b.queries.owned[rank]), heads)
-                    for tensor in (Tensor.OUT, Tensor.DOUT)
-                )
-                if out.chunks:
-                    b.add(Delta(Place(rank), out, dout))
+        for rank in range(b.problem.cp) if self.delta else ():
+            make_delta(b, rank)
 
     def attend(self, rank: int, q: Chunks, kv: Chunks, versions: tuple[int, int] = (0, 0)) -> None:
         """Attend query chunks to key chunks on a rank, from copies of these versions."""

@@ -41,6 +41,7 @@ _FORWARD = Direction.FORWARD  # a long ring makes a million tiles, and enums are
 _Q, _LSE, _DOUT, _OUT, _DQ_PART = (
     (tensor,) for tensor in (Tensor.Q, Tensor.LSE, Tensor.DOUT, Tensor.OUT, Tensor.DQ_PART)
 )
+_DELTA = (Tensor.DELTA,)
 
 
 class PlanBuilder:
@@ -220,6 +221,7 @@ class PlanBuilder:
         *,
         q_version: int = 0,
         kv_version: int = 0,
+        delta: bool = False,
     ) -> None:
         """Attend query chunks to key chunks on a rank, trimmed to what the pattern needs.
 
@@ -230,6 +232,7 @@ class PlanBuilder:
             heads: Bit set of query heads.
             q_version: Version of q and dout that it reads.
             kv_version: Version of k and v that it reads.
+            delta: Backward reads delta, which is there already, and not out.
         """
         kv = self.needed_kv(q, kv)
         q = self.needed_q(q, kv)
@@ -241,7 +244,7 @@ class PlanBuilder:
             writes = pieces(OUT_PARTS, q, heads)
         else:
             reads += pieces(_LSE, q, heads) + pieces(_DOUT, q, heads, q_version)
-            reads += pieces(_OUT, q, heads)
+            reads += pieces(_DELTA if delta else _OUT, q, heads)
             writes = pieces(_DQ_PART, q, heads) + pieces(KV_GRADS, kv, heads)
         place, area = self.place(rank), self.area(q, kv)
         self.add(Tile(place, self.direction, reads, writes, area))

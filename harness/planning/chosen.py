@@ -59,7 +59,7 @@ class Chosen:
         resolve = self.strategy.resolve
         if resolve is None:
             return self
-        filled = resolve(problem, direction, self.options, context or Context())
+        filled = resolve(self._asked(problem), direction, self.options, context or Context())
         return replace(self, options=filled)
 
     def volume(
@@ -69,7 +69,7 @@ class Chosen:
         known = self.strategy.volume
         if known is None:
             return None
-        return known(problem, direction, self.options, context or Context())
+        return known(self._asked(problem), direction, self.options, context or Context())
 
     def plan(self, problem: Problem, direction: Direction, context: Context | None = None) -> Plan:
         """Plan a problem; see `Strategy.plan`.
@@ -79,7 +79,7 @@ class Chosen:
         """
         context = context or Context()
         layer = problem.hidden is not None
-        problem = replace(problem, round_sent=self.common.round_sent)
+        problem = self._asked(problem)
         if self._has_layer_options and not layer:
             raise UnsupportedError(
                 f"{self.text}: {', '.join(LAYER_OPTIONS)} only apply to whole layers",
@@ -92,6 +92,10 @@ class Chosen:
             if direction is Direction.FORWARD:
                 return self._forward(problem, context)
             return self._backward(problem, context)
+
+    def _asked(self, problem: Problem) -> Problem:
+        """The problem, with what the options say of it."""
+        return replace(problem, round_sent=self.common.round_sent)
 
     def _layer(self, problem: Problem, direction: Direction, context: Context) -> Plan:
         plan = self.strategy.plan(problem, direction, self.options, context, self.text)

@@ -53,6 +53,10 @@ _RING: _Form = {
     Direction.FORWARD: _RING_FORWARD,
     Direction.BACKWARD: _RING_FORWARD + " + hops T heads_kv (d_k + d_v) a",
 }
+_QUERY_RING: _Form = {
+    Direction.FORWARD: "(cp-1) t heads_q (d_k b + (d_v + 1) a)",
+    Direction.BACKWARD: "t heads_q ((cp-1) ((d_k + d_v) b + 2 a_lse) + hops d_k a)",
+}
 _TURN: _Form = {
     Direction.FORWARD: "(cp-1) (t n d_k + T m (d_k + d_v)) b + t (heads_q - n) d_v b",
     Direction.BACKWARD: (
@@ -91,6 +95,30 @@ def ring_volume(
         return None
     prune = getattr(options, "prune", True)
     return _volume(problem, direction, 1, _RING, prune=prune, source=source)
+
+
+def query_ring_volume(
+    source: str, problem: Problem, direction: Direction, options: object, context: object
+) -> Volume | None:
+    """Return what each rank receives where queries travel all ranks; see `ring_volume`.
+
+    Partial (out, lse) come home from every other rank, in accumulator precision. Backward, dq rides
+    with its queries as dk and dv ride with keys.
+    """
+    del context
+    if not _holds(problem, 1):
+        return None
+    cp, b, a = problem.cp, problem.dtype.bytes, problem.dtype.accumulator_bytes
+    rows = problem.batch * problem.seqlen_q // cp * problem.heads_q
+    d_k, d_v = problem.head_dim, problem.head_dim_v
+    if direction is Direction.FORWARD:
+        received = (cp - 1) * rows * (d_k * b + (d_v + 1) * a)
+    else:
+        hops = cp - 1 if getattr(options, "prune", True) or cp == 1 else cp
+        grads = d_k * (b if problem.round_sent else a)
+        received = rows * ((cp - 1) * ((d_k + d_v) * b + 2 * a) + hops * grads)
+    formula = _QUERY_RING[direction]
+    return Volume(received_bytes=(received,) * cp, formula=formula, source=source)
 
 
 def turn_volume(

@@ -1,12 +1,25 @@
-"""Rings: queries stay, keys and values visit rank after rank, and their gradients with them."""
+"""Rings: keys visit rank after rank and queries stay, or queries travel and keys stay.
 
-from collections.abc import Callable, Iterator
+Partial gradients of what travels go with it; partial outputs of queries that travel go straight
+home.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
 
 from harness.plan.problem import Direction
-from harness.plan.tasks import from_rank
-from harness.planning.builder import KV, KV_GRADS, Chunks, PlanBuilder
-from harness.planning.token_owners import finish_tokens, hold_tokens
+from harness.plan.tasks import Tensor, from_rank
+from harness.planning.builder import KV, KV_GRADS, Chunks, PlanBuilder, Tensors
+from harness.planning.token_owners import (
+    Move,
+    exchange_outputs,
+    finish_tokens,
+    hold_tokens,
+    merge_outputs,
+    send_outputs,
+)
 
 Holder = tuple[int, int]
 """A (rank, step) of a ring: who holds visiting keys, and when."""
@@ -60,16 +73,67 @@ def circulate(b: PlanBuilder, *rings: Ring) -> None:
         b: Collects the tasks.
         rings: One, or several that turn at the same time, step by step, with keys of their own.
     """
-    rounds = [_Round(b, ring) for ring in rings]
+    rounds = [_Round(b, ring, _KEYS) for ring in rings]
     for step in range(max(ring.steps for ring in rings)):
         for each in rounds:
             each.send(step)
-        for each in rounds:
-            each.attend(step)
+        _attend(b, rings, step)
         for each in rounds:
             each.pass_on(step)
     for each in rounds:
         each.come_home()
+
+
+class Home(StrEnum):
+    """How partial (out, lse) of queries that travelled come home.
+
+    ALL_TO_ALL: Together, after the last step (Meta's pass-Q, arXiv:2411.01783).
+    RING: Each straight after its step, the other way round, beside the next step (TokenRing,
+        arXiv:2412.20501).
+    """
+
+    ALL_TO_ALL = "alltoall"
+    RING = "ring"
+
+
+def circulate_queries(b: PlanBuilder, ring: Ring, home: Home) -> None:
+    """Let every rank's queries visit the other ranks' keys: `circulate` with the roles exchanged.
+
+    Forward, partial (out, lse) come home as `home` says and are merged in the order of the steps.
+    Backward, delta (see `make_delta`), lse and dout travel with q, and dq from each rank that added
+    to it to the next, and home after the last, as in BurstAttention (arXiv:2509.19836).
+
+    Args:
+        b: Collects the tasks.
+        ring: How queries travel; `source` and `came_from` are about them.
+        home: How partial outputs come home.
+    """
+    backward = b.direction is Direction.BACKWARD
+    turn = _Round(b, ring, _BACKWARD_QUERIES if backward else _FORWARD_QUERIES)
+    visits = [[] if backward else _visits(b, ring, step) for step in range(ring.steps)]
+    for step in range(ring.steps):
+        turn.send(step)
+        for rank, seat in enumerate(ring.seats):
+            q = ring.seats[ring.source(rank, step)].q
+            b.tile(rank, q, seat.kv, seat.heads, delta=True)
+        turn.pass_on(step)
+        if home is Home.RING:
+            merge_outputs(b, visits[step - 1] if step else [])
+            send_outputs(b, visits[step])
+    turn.come_home()
+    if home is Home.ALL_TO_ALL:
+        exchange_outputs(b, chain(*visits))
+    merge_outputs(b, visits[-1] if home is Home.RING else chain(*visits))
+
+
+def _visits(b: PlanBuilder, ring: Ring, step: int) -> list[Move]:
+    """Whose queries ranks attend at a step away from their home."""
+    found: list[Move] = []
+    for rank, seat in enumerate(ring.seats):
+        home = ring.source(rank, step)
+        if home != rank:
+            found.append((rank, home, b.needed_q(ring.seats[home].q, seat.kv)))
+    return found
 
 
 def ring_attention(
@@ -82,25 +146,91 @@ def ring_attention(
         source: As in `Ring`.
         came_from: As in `Ring`.
     """
-    heads = b.problem.all_heads
-    seats = tuple(
-        Seat(b.queries.owned[rank], b.keys.owned[rank], heads) for rank in range(b.problem.cp)
-    )
+    rings_attention(b, [Ring(seats(b), b.problem.cp, source, came_from)])
+
+
+def rings_attention(b: PlanBuilder, rings: Iterable[Ring]) -> None:
+    """Write a whole plan of rings that turn at the same time, each with keys of its own.
+
+    Args:
+        b: Collects the tasks.
+        rings: Together they carry every key to every rank.
+    """
     for rank in range(b.problem.cp):
         hold_tokens(b, rank)
-    circulate(b, Ring(seats, b.problem.cp, source, came_from))
+    circulate(b, *rings)
     for rank in range(b.problem.cp):
         finish_tokens(b, rank)
 
 
-def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
+def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[Seat, ...]:
+    """Seat every rank with its queries and, of each `parts` of its key chunks, the `part`-th."""
+    return tuple(
+        Seat(b.queries.owned[rank], b.keys.owned[rank][part::parts], b.problem.all_heads)
+        for rank in range(b.problem.cp)
+    )
+
+
+def cycle(b: PlanBuilder, order: Sequence[int], part: int = 0, parts: int = 1) -> Ring:
+    """A ring that visits all ranks in an order: `order[i]` passes keys on to `order[i + 1]`.
+
+    Args:
+        b: Who owns which keys.
+        order: Every rank once.
+        part: Which part of each of its key chunks a rank sends this way.
+        parts: Into how many each key chunk was `cut`.
+    """
+    at = {rank: position for position, rank in enumerate(order)}
+
+    def source(rank: int, step: int) -> int:
+        return order[(at[rank] - step) % len(order)]
+
+    def came_from(rank: int, step: int) -> Holder:
+        return source(rank, 1), step - 1
+
+    return Ring(seats(b, part, parts), len(order), source, came_from)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cargo:
+    """What travels.
+
+    Attributes:
+        tensors: What each visit brings.
+        parts: Partial results that grow at each visit and travel too.
+        queries: Whether it is queries that travel.
+    """
+
+    tensors: Tensors
+    parts: Tensors = ()
+    queries: bool = False
+
+    def of(self, seat: Seat) -> Chunks:
+        """What a rank is home to."""
+        return seat.q if self.queries else seat.kv
+
+    def needed(self, b: PlanBuilder, seat: Seat, visiting: Chunks) -> Chunks:
+        """Those of the visiting chunks that a rank has work with."""
+        if self.queries:
+            return b.needed_q(visiting, seat.kv)
+        return b.needed_kv(seat.q, visiting)
+
+
+_KEYS = _Cargo(KV, KV_GRADS)
+_FORWARD_QUERIES = _Cargo((Tensor.Q,), queries=True)
+_BACKWARD_QUERIES = _Cargo(
+    (Tensor.Q, Tensor.LSE, Tensor.DOUT, Tensor.DELTA), (Tensor.DQ_PART,), queries=True
+)
+
+
+def _needs(b: PlanBuilder, ring: Ring, cargo: _Cargo) -> dict[Holder, Chunks]:
     """Chunks that must reach each (rank, step): for itself and for those it passes them to."""
     needs: dict[Holder, Chunks] = {}
-    onward: dict[Holder, set[int]] = {}  # what those need to whom a holder passes keys
+    onward: dict[Holder, set[int]] = {}  # what those need to whom a holder passes chunks
     for step in reversed(range(ring.steps)):
         for rank, seat in enumerate(ring.seats):
-            kv = ring.seats[ring.source(rank, step)].kv
-            mine = b.needed_kv(seat.q, kv) if b.prune else kv
+            visiting = cargo.of(ring.seats[ring.source(rank, step)])
+            mine = cargo.needed(b, seat, visiting) if b.prune else visiting
             others = onward.pop((rank, step), None)
             if others is not None and not others.issubset(mine):
                 mine = tuple(others.union(mine))
@@ -110,33 +240,42 @@ def _needs(b: PlanBuilder, ring: Ring) -> dict[Holder, Chunks]:
     return needs
 
 
+def _attend(b: PlanBuilder, rings: Iterable[Ring], step: int) -> None:
+    """Attend what visits at a step: one tile where keys of several rings meet the same queries."""
+    visits: dict[tuple[int, Chunks, int, int], Chunks] = {}
+    for ring in rings:
+        for rank, seat in enumerate(ring.seats) if step < ring.steps else ():
+            kv, met = (
+                ring.seats[ring.source(rank, step)].kv,
+                (rank, seat.q, seat.heads, seat.version),
+            )
+            visits[met] = tuple(sorted((*visits[met], *kv))) if met in visits else kv
+    for (rank, q, heads, version), kv in visits.items():
+        b.tile(rank, q, kv, heads, q_version=version, kv_version=version)
+
+
 class _Round:
     """Work of the ranks of one ring at each step."""
 
-    def __init__(self, b: PlanBuilder, ring: Ring) -> None:
-        self.b, self.ring, self.needs = b, ring, _needs(b, ring)
-        self.grads = _GradientRoutes(b, ring) if b.direction is Direction.BACKWARD else None
+    def __init__(self, b: PlanBuilder, ring: Ring, cargo: _Cargo) -> None:
+        self.b, self.ring, self.cargo, self.needs = b, ring, cargo, _needs(b, ring, cargo)
+        backward = b.direction is Direction.BACKWARD
+        self.grads = _GradientRoutes(b, ring, cargo) if backward else None
         self.onward: dict[Holder, list[Holder]] = {}
         for step in range(1, ring.steps):
             for rank in range(len(ring.seats)):
                 self.onward.setdefault(ring.came_from(rank, step), []).append((rank, step))
 
     def send(self, step: int) -> None:
-        """Pass on the keys that visit at a step to whom they visit next."""
+        """Pass on what visits at a step to whom it visits next."""
         for rank in range(len(self.ring.seats)):
             for following in self.onward.get((rank, step), ()):
                 seat = self.ring.seats[following[0]]
-                keys = self.needs[following]
-                self.b.send(rank, following[0], KV, keys, seat.heads, version=seat.version)
-
-    def attend(self, step: int) -> None:
-        """Attend the keys that visit at a step."""
-        for rank, seat in enumerate(self.ring.seats) if step < self.ring.steps else ():
-            kv, version = self.ring.seats[self.ring.source(rank, step)].kv, seat.version
-            self.b.tile(rank, seat.q, kv, seat.heads, q_version=version, kv_version=version)
+                chunks, tensors = self.needs[following], self.cargo.tensors
+                self.b.send(rank, following[0], tensors, chunks, seat.heads, version=seat.version)
 
     def pass_on(self, step: int) -> None:
-        """Pass on the gradients of the keys that visit at a step."""
+        """Pass on the gradients of what visits at a step."""
         if self.grads is not None and step < self.ring.steps:
             for rank in range(len(self.ring.seats)):
                 self.grads.pass_on(rank, step)
@@ -148,18 +287,18 @@ class _Round:
 
 
 class _GradientRoutes:
-    """Where dk and dv of each key chunk stop on their way home."""
+    """Where the partial gradients of each chunk that travels stop on their way home."""
 
-    def __init__(self, b: PlanBuilder, ring: Ring) -> None:
-        self.b = b
-        self.ring = ring
-        # Per key chunk of a source: the ranks that it stops at, in step order.
+    def __init__(self, b: PlanBuilder, ring: Ring, cargo: _Cargo) -> None:
+        self.b, self.ring, self.cargo = b, ring, cargo
+        # Per chunk of a source: the ranks that it stops at, in step order.
         self.stops: dict[tuple[int, int], list[int]] = {}
         for step in range(ring.steps):
             for rank, seat in enumerate(ring.seats):
                 source = ring.source(rank, step)
-                needed = b.needed_kv(seat.q, ring.seats[source].kv)
-                for chunk in ring.seats[source].kv:
+                visiting = cargo.of(ring.seats[source])
+                needed = cargo.needed(b, seat, visiting)
+                for chunk in visiting:
                     stops = self.stops.setdefault((source, chunk), [])
                     adds = chunk in needed
                     # The original ring carries the sum from home through every rank; pruned, the
@@ -170,7 +309,7 @@ class _GradientRoutes:
     def _groups(self, rank: int, source: int, move: int) -> Iterator[tuple[int, Chunks]]:
         """Yield (neighbour, chunks): the stop `move` places from `rank`, per chunk of a source."""
         found: dict[int, list[int]] = {}
-        for chunk in self.ring.seats[source].kv:
+        for chunk in self.cargo.of(self.ring.seats[source]):
             stops = self.stops[source, chunk]
             if rank not in stops:
                 continue
@@ -187,10 +326,12 @@ class _GradientRoutes:
         source = self.ring.source(rank, step)
         heads = self.ring.seats[rank].heads
         for previous, chunks in self._groups(rank, source, -1):
-            self.b.merge(rank, KV_GRADS, chunks, heads, from_rank(previous))
+            self.b.merge(rank, self.cargo.parts, chunks, heads, from_rank(previous))
         for following, chunks in self._groups(rank, source, +1):
             if following != rank:
-                self.b.send(rank, following, KV_GRADS, chunks, heads, arrive=from_rank(rank))
+                self.b.send(
+                    rank, following, self.cargo.parts, chunks, heads, arrive=from_rank(rank)
+                )
 
     def come_home(self) -> None:
         """Fold the travelled sums into the owners' accumulators."""
@@ -200,4 +341,4 @@ class _GradientRoutes:
                 arrived.setdefault((source, stops[-1]), []).append(chunk)
         for (source, last), chunks in arrived.items():
             heads = self.ring.seats[source].heads
-            self.b.merge(source, KV_GRADS, tuple(chunks), heads, from_rank(last))
+            self.b.merge(source, self.cargo.parts, tuple(chunks), heads, from_rank(last))

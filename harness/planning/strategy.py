@@ -204,6 +204,14 @@ def chunk_filled(problem: Problem, ranks: int, options: O) -> O:
     return options if chunk == asked.chunk else replace(asked, chunk=chunk)
 
 
+def nearest_rows(problem: Problem, options: O) -> list[O]:
+    """List a grid's options with as many rows as divide cp, the nearest to those asked first."""
+    asked: Any = options
+    rows, cp = asked.rows or 1, problem.cp
+    legal = [y for y in range(1, cp + 1) if cp % y == 0]
+    return [replace(asked, rows=y) for y in sorted(legal, key=lambda y: (abs(y - rows), y))]
+
+
 def ring_loop(options: O) -> Released[O]:
     """Released rings: their loop, which sends everything, needed or not."""
     sends_all: Any = options

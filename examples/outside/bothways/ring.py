@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import Sharding, contiguous, subdivided
+from harness.plan.sharding import Sharding, contiguous, cut
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import Volume
 from harness.planning.options import PRUNE, option
-from harness.planning.rings import Holder, Ring, Seat, circulate
+from harness.planning.rings import cycle, rings_attention
 from harness.planning.strategy import Checks, Context, Strategy
-from harness.planning.token_owners import finish_tokens, hold_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,40 +44,13 @@ def plan(
     ways = resolve(problem, direction, options, context).ways or 1
 
     def shard(seqlen: int, cp: int) -> Sharding:
-        return subdivided_by_rank(seqlen, cp, ways)
+        return cut(contiguous(seqlen, cp), ways)
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    for rank in range(cp):
-        hold_tokens(b, rank)
-    circulate(b, *(ring(b, way, turn) for way, turn in enumerate((1, -1)[:ways])))
-    for rank in range(cp):
-        finish_tokens(b, rank)
+    orders = (range(cp), range(cp)[::-1])[:ways]
+    rings_attention(b, [cycle(b, order, way, ways) for way, order in enumerate(orders)])
     return b.build()
-
-
-def subdivided_by_rank(seqlen: int, cp: int, ways: int) -> Sharding:
-    """Deal tokens as one run to each rank, cut into one chunk for each way."""
-    fine = subdivided(contiguous(seqlen, cp), ways)
-    owned = [tuple(range(rank * ways, (rank + 1) * ways)) for rank in range(cp)]
-    return Sharding(fine.chunks, tuple(owned))
-
-
-def ring(b: PlanBuilder, way: int, turn: int) -> Ring:
-    """One ring: the `way`-th chunk of each rank's keys moves by `turn` ranks a step."""
-    cp = b.problem.cp
-
-    def source(rank: int, step: int) -> int:
-        return (rank - turn * step) % cp
-
-    def came_from(rank: int, step: int) -> Holder:
-        return (rank - turn) % cp, step - 1
-
-    seats = tuple(
-        Seat(b.queries.owned[rank], b.keys.owned[rank][way : way + 1], b.problem.all_heads)
-        for rank in range(cp)
-    )
-    return Ring(seats, cp, source, came_from)
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:

@@ -15,6 +15,14 @@ from strategies import STRATEGIES, strategy
 MIB = 2**20
 SPELLED = (
     "ring",
+    "ring:direction=both",
+    "ring:direction=both,prune=false",
+    "ring-q:backward=keys",
+    "ring-q:backward=queries",
+    "ring-q:backward=queries,prune=false",
+    "ring-q:backward=queries,home=ring,round_sent=true",
+    "tasp",
+    "tasp:prune=false,placement=contiguous",
     "ring-classic",
     "zigzag",
     "zigzag:prune=false",

@@ -1,0 +1,114 @@
+"""Ring pass-Q: queries travel a ring, keys stay; partial outputs go home and merge there.
+
+At step t rank r attends the queries of rank r - t to its own keys, while it passes them to rank
+r + 1. Where few queries meet many keys, as after a long prompt that is cached, this moves less than
+passing keys.
+
+    step    0        1        2        3        home=alltoall           home=ring
+    rank 0  q0·k0    q3·k0    q2·k0    q1·k0    all-to-all of           out3 -> 3 after step 1,
+    rank 1  q1·k1    q0·k1    q3·k1    q2·k1    (out, lse), then        out2 -> 2 after step 2,
+    rank 2  q2·k2    q1·k2    q0·k2    q3·k2    each owner merges       out1 -> 1 after step 3:
+    rank 3  q3·k3    q2·k3    q1·k3    q0·k3    cp partial outputs      beside the next step
+
+Backward, q, dout, lse and delta travel and dq with them, or keys with dk and dv as in `ring`:
+whichever is fewer bytes, unless `backward` says it. For as many KV heads as query heads that is
+queries: 12 d + 8 bytes a token and head against 16 d with float32 sums, 6 d + 8 against 8 d with
+bfloat16 ones (BurstAttention's 25 %, but for lse and delta).
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from harness.plan.plan import Plan
+from harness.plan.problem import Direction, Problem
+from harness.plan.sharding import PLACEMENTS, Placement
+from harness.planning.block_assignment import line_bytes
+from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
+from harness.planning.options import PLACEMENT, PRUNE, choice, option
+from harness.planning.rings import Home, circulate, circulate_queries, cycle
+from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.token_owners import finish_tokens, hold_tokens, make_delta
+
+
+class Traveller(StrEnum):
+    """What travels backward."""
+
+    QUERIES = "queries"
+    KEYS = "keys"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    prune: bool = option(True, PRUNE)
+    placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    home: Home = option(Home.ALL_TO_ALL, "how partial outputs come home")
+    backward: Traveller | None = option(
+        None, "what travels backward", unset="what is fewer bytes", reader=choice(Traveller)
+    )
+
+
+def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Fill in what travels backward."""
+    del direction, context
+    queries, keys = line_bytes(problem, Direction.BACKWARD)
+    fewest = Traveller.QUERIES if queries <= keys else Traveller.KEYS
+    return replace(options, backward=options.backward or fewest)
+
+
+def _keys_travel(problem: Problem, direction: Direction, options: Options, ctx: Context) -> bool:
+    backward = resolve(problem, direction, options, ctx).backward
+    return direction is Direction.BACKWARD and backward is Traveller.KEYS
+
+
+def plan(
+    problem: Problem, direction: Direction, options: Options, context: Context, name: str
+) -> Plan:
+    """Plan a ring of all ranks; legal for every problem."""
+    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    ranks = range(problem.cp)
+    for rank in ranks:
+        hold_tokens(b, rank)
+    if _keys_travel(problem, direction, options, context):
+        circulate(b, cycle(b, ranks))
+    else:
+        for rank in ranks if direction is Direction.BACKWARD else ():
+            make_delta(b, rank)
+        circulate_queries(b, cycle(b, ranks), options.home)
+    for rank in ranks:
+        finish_tokens(b, rank)
+    return b.build()
+
+
+_VOLUME = (
+    "Meta (arXiv:2411.01783, section 3.5): cp - 1 blocks of Q pass each rank and cp - 1 partial "
+    "outputs return; backward BurstAttention's (arXiv:2509.19836)"
+)
+
+
+def volume(
+    problem: Problem, direction: Direction, options: Options, context: Context
+) -> Volume | None:
+    """Return the closed form of what travels."""
+    keys = _keys_travel(problem, direction, options, context)
+    form = ring_volume if keys else query_ring_volume
+    return form(_VOLUME, problem, direction, options, context)
+
+
+STRATEGY = Strategy(
+    name="ring-q",
+    summary="queries travel a ring, keys stay; partial outputs go home",
+    paper="pass-Q of Yang et al., arXiv:2411.01783; TokenRing, arXiv:2412.20501 (home=ring); "
+    "BurstAttention, arXiv:2509.19836 (backward)",
+    plan=plan,
+    defaults=Options(),
+    resolve=resolve,
+    volume=volume,
+    compared=("home=ring",),
+    checks=Checks(
+        options=("home=ring,backward=queries", "backward=queries,prune=false", "backward=keys")
+    ),
+)
