@@ -14,12 +14,12 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Values, choice, whole
+from patterns.kind import BuiltMask, Kind, Values, parameter_choice, whole_parameter
 from patterns.pattern import Bools
 
 
 @dataclass(frozen=True)
-class Everything:
+class AllKeys:
     """Every key is allowed."""
 
     def __call__(self, q: Ints, k: Ints) -> Bools:
@@ -39,7 +39,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Near:
+class WithinWindow:
     """Keys from `left` positions before to `right` positions after the query are allowed."""
 
     left: int
@@ -50,34 +50,34 @@ class Near:
         return np.asarray((q - self.left <= k) & (k <= q + self.right))
 
 
-def _full(_: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
-    return Mask(bands=(Band(q0=0, q1=seqlen_q, k0=0, k1=seqlen_kv),), predicate=Everything())
+def _full(_: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
+    return BuiltMask(bands=(Band(q0=0, q1=seqlen_q, k0=0, k1=seqlen_kv),), predicate=AllKeys())
 
 
-def _causal(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _causal(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     ahead = seqlen_kv - seqlen_q if values["align"] == "bottom_right" else 0
     band = Band(q0=0, q1=seqlen_q, k0=0, k1=seqlen_kv, lo=-ahead)
-    return Mask(bands=(band,), predicate=Before(ahead))
+    return BuiltMask(bands=(band,), predicate=Before(ahead))
 
 
-def _window(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _window(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     # a window wider than the sequence is the whole sequence; so the numbers stay small
     left = min(int(values["left"]), seqlen_q - 1)
     right = min(int(values["right"]), seqlen_kv - 1)
     band = Band(q0=0, q1=seqlen_q, k0=0, k1=seqlen_kv, lo=-right, hi=left)
-    return Mask(bands=(band,), predicate=Near(left, right))
+    return BuiltMask(bands=(band,), predicate=WithinWindow(left, right))
 
 
-FULL = Kind(summary="every query sees every key", build=_full, sample_cross="")
-CAUSAL = Kind(
+FULL_KIND = Kind(summary="every query sees every key", build=_full, sample_cross="")
+CAUSAL_KIND = Kind(
     summary="a query sees the keys up to its own position",
     build=_causal,
-    parameters={"align": choice("top_left", "bottom_right")},
+    parameters={"align": parameter_choice("top_left", "bottom_right")},
     sample_cross="align=bottom_right",
 )
 WINDOW = Kind(
     summary="a query sees `left` keys before and `right` keys after its own position",
     build=_window,
-    parameters={"left": whole(128, least=0), "right": whole(0, least=0)},
+    parameters={"left": whole_parameter(128, least=0), "right": whole_parameter(0, least=0)},
     sample=lambda seqlen: f"left={seqlen // 5},right=3",
 )

@@ -11,7 +11,15 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Parameter, Values, choice, digits, whole
+from patterns.kind import (
+    BuiltMask,
+    Kind,
+    Parameter,
+    Values,
+    digits,
+    parameter_choice,
+    whole_parameter,
+)
 from patterns.lengths import PACK, lengths_of, sample_lengths
 from patterns.pattern import LONGEST, Bools
 
@@ -65,7 +73,7 @@ def _window(value: str) -> str:
     return value if number is None else str(number)
 
 
-def _documents(values: Values, seqlen: int, _: int) -> Mask:
+def _documents(values: Values, seqlen: int, _: int) -> BuiltMask:
     padding = int(values["padding"])
     lengths = lengths_of(values, "documents", seqlen, padding)
     causal = values["mask"] == "causal"
@@ -75,7 +83,7 @@ def _documents(values: Values, seqlen: int, _: int) -> Mask:
     )
     numbers = np.append(np.arange(len(lengths), dtype=np.int64), -1)
     document = np.repeat(numbers, [*lengths, padding])
-    return Mask(bands=bands, predicate=SameDocument(document, causal, window))
+    return BuiltMask(bands=bands, predicate=SameDocument(document, causal, window))
 
 
 def _document(start: int, stop: int, *, causal: bool, window: int | None) -> Band:
@@ -85,7 +93,7 @@ def _document(start: int, stop: int, *, causal: bool, window: int | None) -> Ban
     return Band(q0=start, q1=stop, k0=start, k1=stop, lo=lo, hi=reach)
 
 
-def _varlen_block_causal(values: Values, seqlen: int, _: int) -> Mask:
+def _varlen_block_causal(values: Values, seqlen: int, _: int) -> BuiltMask:
     lengths = lengths_of(values, "varlen_block_causal", seqlen)
     size = int(values["block"])
     bands = tuple(
@@ -95,7 +103,7 @@ def _varlen_block_causal(values: Values, seqlen: int, _: int) -> Mask:
     )
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
     inside = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
-    return Mask(bands=bands, predicate=SameDocumentEarlierBlock(document, inside // size))
+    return BuiltMask(bands=bands, predicate=SameDocumentEarlierBlock(document, inside // size))
 
 
 def _spans(lengths: list[int]) -> Iterator[tuple[int, int]]:
@@ -107,8 +115,8 @@ DOCUMENTS = Kind(
     build=_documents,
     parameters={
         **PACK,
-        "mask": choice("causal", "full"),
-        "padding": whole(0, least=0),
+        "mask": parameter_choice("causal", "full"),
+        "padding": whole_parameter(0, least=0),
         "window": Parameter(default=_ALL, canonical=_window),
     },
     cross=False,
@@ -118,7 +126,7 @@ VARLEN_BLOCK_CAUSAL = Kind(
     summary="packed documents in blocks; a query sees its own block and those before, whole "
     "(MAGI-1, arXiv:2505.13211)",
     build=_varlen_block_causal,
-    parameters={**PACK, "block": whole(1024, least=1)},
+    parameters={**PACK, "block": whole_parameter(1024, least=1)},
     cross=False,
     sample=lambda seqlen: f"{sample_lengths(seqlen)},block={seqlen // 9 + 1}",
 )

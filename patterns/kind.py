@@ -27,7 +27,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
+class BuiltMask:
     """Mask that a kind builds: see the attributes of the same names of `Pattern`."""
 
     bands: tuple[Band, ...]
@@ -54,7 +54,7 @@ class Kind:
     """
 
     summary: str
-    build: Callable[[Values, int, int], Mask]
+    build: Callable[[Values, int, int], BuiltMask]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     cross: bool = True
     sample: Callable[[int], str] | None = _as_it_is
@@ -91,7 +91,7 @@ def digits(value: str) -> int | None:
     return int(value) if short else None
 
 
-def whole(default: int, *, least: int, most: int = LONGEST) -> Parameter:
+def whole_parameter(default: int, *, least: int, most: int = LONGEST) -> Parameter:
     """Return a parameter that is a whole number in `[least, most]`."""
 
     def canonical(value: str) -> str:
@@ -103,7 +103,7 @@ def whole(default: int, *, least: int, most: int = LONGEST) -> Parameter:
     return Parameter(default=str(default), canonical=canonical)
 
 
-def choice(default: str, *others: str) -> Parameter:
+def parameter_choice(default: str, *others: str) -> Parameter:
     """Return a parameter that is one of a few words."""
 
     def canonical(value: str) -> str:

@@ -11,7 +11,7 @@ from math import exp, log
 from random import Random
 from statistics import NormalDist
 
-from patterns.kind import Parameter, Values, digits, whole
+from patterns.kind import Parameter, Values, digits, whole_parameter
 from patterns.pattern import LONGEST
 
 _MOST_SEED = (1 << 32) - 1
@@ -157,6 +157,6 @@ def _preset(value: str) -> str:
 PACK: Mapping[str, Parameter] = {
     "lengths": Parameter(default=None, canonical=_lengths, instead="preset"),
     "preset": Parameter(default="", canonical=_preset),
-    "seed": whole(0, least=0, most=_MOST_SEED),
+    "seed": whole_parameter(0, least=0, most=_MOST_SEED),
 }
 """The parameters of patterns over packed documents."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Values, whole
+from patterns.kind import BuiltMask, Kind, Values, whole_parameter
 from patterns.pattern import Bools
 
 
@@ -73,21 +73,21 @@ class SharedFirst:
         return np.asarray((k <= q) & ((self.part[k] == 0) | (self.part[k] == self.part[q])))
 
 
-def _prefix_lm(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _prefix_lm(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     length = int(values["length"])
     inside = min(length, seqlen_kv)
     bands = [Band(q0=0, q1=seqlen_q, k0=0, k1=inside)] if inside else []
     if inside < min(seqlen_q, seqlen_kv):
         bands.append(Band(q0=inside, q1=seqlen_q, k0=inside, k1=seqlen_kv, lo=0))
-    return Mask(bands=tuple(bands), predicate=PrefixAndBefore(inside))
+    return BuiltMask(bands=tuple(bands), predicate=PrefixAndBefore(inside))
 
 
-def _lambda(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _lambda(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     # a window or a sink beyond the sequence is the whole sequence; so the numbers stay small
     sink = min(int(values["sink"]), seqlen_kv)
     left = min(int(values["left"]), seqlen_q - 1)
     bands = _sink_and_recent(sink, left, seqlen_q, seqlen_kv)
-    return Mask(bands=bands, predicate=SinkAndRecent(sink, left, seqlen_q))
+    return BuiltMask(bands=bands, predicate=SinkAndRecent(sink, left, seqlen_q))
 
 
 def _sink_and_recent(sink: int, left: int, seqlen_q: int, seqlen_kv: int) -> tuple[Band, ...]:
@@ -97,16 +97,16 @@ def _sink_and_recent(sink: int, left: int, seqlen_q: int, seqlen_kv: int) -> tup
     return recent, Band(q0=left + 1, q1=seqlen_q, k0=0, k1=sink, lo=left + 1)
 
 
-def _causal_blockwise(values: Values, seqlen: int, _: int) -> Mask:
+def _causal_blockwise(values: Values, seqlen: int, _: int) -> BuiltMask:
     block, local = int(values["block"]), int(values["local"])
     last = (seqlen - 1) // block * block  # where the last block starts
     left = min(local * block, seqlen - 1)
     bands = () if not last else _sink_and_recent(min(block, last), left, last, last)
     bands += (Band(q0=last, q1=seqlen, k0=0, k1=seqlen, lo=0),)
-    return Mask(bands=bands, predicate=SinkAndRecent(block, left, last))
+    return BuiltMask(bands=bands, predicate=SinkAndRecent(block, left, last))
 
 
-def _shared_question(values: Values, seqlen: int, _: int) -> Mask:
+def _shared_question(values: Values, seqlen: int, _: int) -> BuiltMask:
     answers, question = int(values["answers"]), seqlen * int(values["percent"]) // 100
     rest = seqlen - question
     edges = [question + i * rest // answers for i in range(answers + 1)]
@@ -116,20 +116,20 @@ def _shared_question(values: Values, seqlen: int, _: int) -> Mask:
         part[start:stop] = number
         if start < stop:
             bands.append(Band(q0=start, q1=stop, k0=start, k1=stop, lo=0))
-    return Mask(bands=tuple(bands), predicate=SharedFirst(part))
+    return BuiltMask(bands=tuple(bands), predicate=SharedFirst(part))
 
 
 PREFIX_LM = Kind(
     summary="a query sees the first `length` keys, and those up to its own position",
     build=_prefix_lm,
-    parameters={"length": whole(1024, least=0)},
+    parameters={"length": whole_parameter(1024, least=0)},
     sample=lambda seqlen: f"length={seqlen // 3}",
 )
 LAMBDA = Kind(
     summary="a query sees the first `sink` keys and `left` keys before its own position",
     build=_lambda,
     # 64 first tokens and a window of 4096, its own included: DCP's code, `lambda_mask_fn`
-    parameters={"sink": whole(64, least=0), "left": whole(4095, least=0)},
+    parameters={"sink": whole_parameter(64, least=0), "left": whole_parameter(4095, least=0)},
     sample=lambda seqlen: f"sink={seqlen // 9},left={seqlen // 4}",
 )
 CAUSAL_BLOCKWISE = Kind(
@@ -137,7 +137,7 @@ CAUSAL_BLOCKWISE = Kind(
     "its own; the last block sees all",
     build=_causal_blockwise,
     # blocks of 256 tokens, 2 of them local: DCP's code, `causal_blockwise_mask_fn`
-    parameters={"block": whole(256, least=1), "local": whole(2, least=0)},
+    parameters={"block": whole_parameter(256, least=1), "local": whole_parameter(2, least=0)},
     cross=False,
     sample=lambda seqlen: f"block={seqlen // 7 + 1},local=1",
 )
@@ -146,7 +146,10 @@ SHARED_QUESTION = Kind(
     "of the tokens",
     build=_shared_question,
     # a fifth of the tokens and 4 answers: DCP's code, `shared_question_mask_fn`
-    parameters={"answers": whole(4, least=1, most=4096), "percent": whole(20, least=0, most=100)},
+    parameters={
+        "answers": whole_parameter(4, least=1, most=4096),
+        "percent": whole_parameter(20, least=0, most=100),
+    },
     cross=False,
     sample=lambda _: "answers=3,percent=30",
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Values, whole
+from patterns.kind import BuiltMask, Kind, Values, whole_parameter
 from patterns.pattern import Bools
 
 _MOST_BLOCKS = 4096
@@ -22,7 +22,7 @@ _MOST_BLOCKS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedBlocks:
     """Keys up to the query are allowed where their block is chosen for the query's block.
 
     Attributes:
@@ -56,7 +56,7 @@ def choices(blocks: int, topk: int, seed: int) -> list[list[int]]:
     return chosen
 
 
-def _random_topk(values: Values, seqlen: int, _: int) -> Mask:
+def _random_topk(values: Values, seqlen: int, _: int) -> BuiltMask:
     block, topk, seed = (int(values[name]) for name in ("block", "topk", "seed"))
     blocks = -(-seqlen // block)
     if blocks > _MOST_BLOCKS:
@@ -69,7 +69,7 @@ def _random_topk(values: Values, seqlen: int, _: int) -> Mask:
     for row, columns in enumerate(choices(blocks, topk, seed)):
         table[row, columns] = True
         bands += _row(row, columns, block, seqlen)
-    return Mask(bands=tuple(bands), predicate=Chosen(table, block))
+    return BuiltMask(bands=tuple(bands), predicate=SelectedBlocks(table, block))
 
 
 def _row(row: int, columns: list[int], block: int, seqlen: int) -> list[Band]:
@@ -90,9 +90,9 @@ RANDOM_TOPK = Kind(
     build=_random_topk,
     # 16 blocks of 128 tokens: the 2048 keys of DeepSeek-V3.2 (arXiv:2512.02556, section 2.1)
     parameters={
-        "block": whole(128, least=1),
-        "topk": whole(16, least=1, most=_MOST_BLOCKS),
-        "seed": whole(0, least=0, most=(1 << 32) - 1),
+        "block": whole_parameter(128, least=1),
+        "topk": whole_parameter(16, least=1, most=_MOST_BLOCKS),
+        "seed": whole_parameter(0, least=0, most=(1 << 32) - 1),
     },
     cross=False,
     sample=lambda seqlen: f"block={seqlen // 11 + 1},topk=4,seed=5",

@@ -23,7 +23,7 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.files import read_regular
-from patterns.kind import Kind, Mask, Parameter, Values, whole
+from patterns.kind import BuiltMask, Kind, Parameter, Values, whole_parameter
 from patterns.pattern import Bools, Pattern
 from patterns.table import CAUSAL, EMPTY, FULL, Table, TableMask, table_bands
 
@@ -167,43 +167,43 @@ def _full_where(mask: Bools) -> Table:
 
 def _mask(
     table: Table, seqlen_q: int, seqlen_kv: int, remap: tuple[int, ...] | None = None
-) -> Mask:
+) -> BuiltMask:
     bands = table_bands(table, seqlen_q, seqlen_kv)
-    return Mask(bands=bands, predicate=TableMask(table, seqlen_q, seqlen_kv), remap=remap)
+    return BuiltMask(bands=bands, predicate=TableMask(table, seqlen_q, seqlen_kv), remap=remap)
 
 
-def _strided_original(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _strided_original(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     blocks, stride, local = (int(values[name]) for name in ("blocks", "stride", "local"))
     order = strided_order(blocks, stride)
     return _mask(strided_table(blocks, stride, local), seqlen_q, seqlen_kv, order)
 
 
-def _strided(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _strided(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     blocks, stride, local = (int(values[name]) for name in ("blocks", "stride", "local"))
     order = np.array(strided_order(blocks, stride))
     return _mask(strided_table(blocks, stride, local)[np.ix_(order, order)], seqlen_q, seqlen_kv)
 
 
-def _global_local(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _global_local(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     blocks, local, global_ = (int(values[name]) for name in ("blocks", "local", "global"))
     return _mask(global_local_table(blocks, local, global_), seqlen_q, seqlen_kv)
 
 
-def _star(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _star(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     return _mask(star_table(int(values["blocks"])), seqlen_q, seqlen_kv)
 
 
-def _streaming(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _streaming(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     table = streaming_table(int(values["blocks"]), int(values["local"]))
     return _mask(table, seqlen_q, seqlen_kv)
 
 
-def _table(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _table(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     return _mask(read_table(Path(values["file"])), seqlen_q, seqlen_kv)
 
 
 def _blocks(default: int) -> Parameter:
-    return whole(default, least=1, most=_MOST_BLOCKS)
+    return whole_parameter(default, least=1, most=_MOST_BLOCKS)
 
 
 def _path(value: str) -> str:
@@ -214,8 +214,8 @@ def _path(value: str) -> str:
 
 _STRIDED_PARAMETERS = {
     "blocks": _blocks(16),
-    "stride": whole(4, least=1),
-    "local": whole(3, least=1),
+    "stride": whole_parameter(4, least=1),
+    "local": whole_parameter(3, least=1),
 }
 
 STRIDED = Kind(
@@ -231,7 +231,11 @@ STRIDED_ORIGINAL = Kind(
 GLOBAL_LOCAL = Kind(
     summary="first row and column of blocks and the diagonal, not causal",
     build=_global_local,
-    parameters={"blocks": _blocks(16), "local": whole(1, least=1), "global": whole(1, least=0)},
+    parameters={
+        "blocks": _blocks(16),
+        "local": whole_parameter(1, least=1),
+        "global": whole_parameter(1, least=0),
+    },
 )
 STAR = Kind(
     summary="first column of blocks and a causal diagonal",
@@ -241,7 +245,7 @@ STAR = Kind(
 STREAMING = Kind(
     summary="first column of blocks, a few blocks before the diagonal, a causal diagonal",
     build=_streaming,
-    parameters={"blocks": _blocks(8), "local": whole(3, least=1)},
+    parameters={"blocks": _blocks(8), "local": whole_parameter(3, least=1)},
 )
 TABLE = Kind(
     summary="your own table of 0 EMPTY, 1 FULL, 2 CAUSAL from a file",

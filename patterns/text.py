@@ -12,8 +12,8 @@ from patterns.pattern import LONGEST, Pattern
 PATTERNS: Mapping[str, Kind] = {
     name: resolve_name(f"patterns.{where}")
     for name, where in {
-        "full": "dense:FULL",
-        "causal": "dense:CAUSAL",
+        "full": "dense:FULL_KIND",
+        "causal": "dense:CAUSAL_KIND",
         "window": "dense:WINDOW",
         "prefix_lm": "prefixes:PREFIX_LM",
         "lambda": "prefixes:LAMBDA",

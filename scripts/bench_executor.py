@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from harness.base.json_fields import json_text
 from harness.check.cell import start
-from harness.commands.arguments import choice, count, dtype, heads, length, listed
+from harness.commands.arguments import choice_of, count, dtype, heads, length, listed
 from harness.execute import kernels, transport
 from harness.execute.interpreter import execute
 from harness.execute.transport import GroupTransport
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--heads", type=heads, default=(8, 8), help="query/KV heads")
     parser.add_argument("--head-dim", type=count, default=64, help="width")
     parser.add_argument("--dtype", type=dtype, default=Dtype.BFLOAT16, help="precision")
-    parser.add_argument("--direction", type=listed(choice(Direction)), default=tuple(Direction))
+    parser.add_argument("--direction", type=listed(choice_of(Direction)), default=tuple(Direction))
     parser.add_argument("--runs", type=count, default=7, help="of each cell")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     args = parser.parse_args()

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.commands.arguments import count, length, listed, positive
+from harness.commands.arguments import count, length, listed, positive_number
 from harness.errors import UnsupportedError
 from harness.execute.kernel_floor import kernel_calls
 from harness.plan.kernel_calls import lower, lowering
@@ -132,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--patterns", type=listed(str), default=PATTERNS, help="of lengths")
     parser.add_argument("--seqlen", type=listed(length), help="of lengths")
     parser.add_argument("--documents", type=listed(count), help="of documents and calls")
-    parser.add_argument("--limit", type=positive, default=2.0, help="seconds that a plan may take")
+    parser.add_argument(
+        "--limit", type=positive_number, default=2.0, help="seconds that a plan may take"
+    )
     args = parser.parse_args(argv)
     steady = [name for name, each in DIRECT.items() if each.training.grows is None]
     names = ("zigzag", "stripe", "ulysses") if args.quick else (*steady, *EXTRA)

@@ -33,7 +33,7 @@ from harness.cluster.effects import ALL, Effect
 from harness.fit.cluster import run_halves
 from harness.fit.tables import Row, read
 from harness.plan.problem import Direction
-from harness.reproduce.published_runs import CLUSTERS, Case, case_of, predict
+from harness.reproduce.published_runs import CALIBRATION_OF_GPU, Case, case_of, predict_run
 
 _NEEDED = {"gpu", "nodes", "gpus_per_node", "heads", "direction", "strategy", "time_s"}
 _BATCH = 256
@@ -127,7 +127,7 @@ def write_errors(cases: list[Case], predicted: list[float]) -> None:
     """Write the mean error of every class, on shapes not fitted, into its cluster's file."""
     kept = {id(case) for case in run_halves(cases)[1]}
     today = datetime.now(tz=UTC).date().isoformat()
-    for gpu, name in CLUSTERS.items():
+    for gpu, name in CALIBRATION_OF_GPU.items():
         errors: dict[str, list[float]] = defaultdict(list)
         for case, seconds in zip(cases, predicted, strict=True):
             known = not case.levels  # else the plans differ, not only their times
@@ -241,7 +241,7 @@ def _batch(cases: list[Case], effects: frozenset[Effect]) -> list[float | str]:
 
 def _one(case: Case, effects: frozenset[Effect]) -> float | str:
     try:
-        return predict(case, calibration(CLUSTERS[case.gpu]), effects)
+        return predict_run(case, calibration(CALIBRATION_OF_GPU[case.gpu]), effects)
     except Exception as error:  # the boundary of the row: a shape that no plan here fits
         return f"it cannot be planned: {type(error).__name__}: {error}"
 

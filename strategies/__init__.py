@@ -43,7 +43,7 @@ EVERY_STRATEGY = _table(
 STRATEGIES = {name: each for name, each in EVERY_STRATEGY.items() if not each.layers_only}
 """Those that plan attention, and so any layer around it."""
 
-DEFAULT = "zigzag"
+DEFAULT_STRATEGY = "zigzag"
 """Strategy that is used where none is named."""
 
 BASE = "ring"

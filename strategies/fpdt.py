@@ -71,7 +71,7 @@ def resolve(problem: Problem, direction: Direction, options: Options, context: C
     return replace(options, parts=_parts(problem, options))
 
 
-def released(options: Options) -> Released[Options]:
+def released_fpdt(options: Options) -> Released[Options]:
     """DeepSpeed's fpdt_layer.py: each part goes through the kernel alone.
 
     What rests on the host stays there until backward ends, dq in float32.
@@ -87,6 +87,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     layers_only=True,
     resolve=resolve,
-    training=Training(released=released, grows="parts"),
+    training=Training(released=released_fpdt, grows="parts"),
     checks=Checks(layers=("parts=3", "parts=3,checkpoint=layer")),
 )

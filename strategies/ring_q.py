@@ -25,7 +25,7 @@ from harness.plan.sharding import PLACEMENTS, Placement
 from harness.planning.block_assignment import line_bytes
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
-from harness.planning.options import PLACEMENT, PRUNE, choice, option
+from harness.planning.options import PLACEMENT, PRUNE, option, option_choice
 from harness.planning.rings import Home, circulate, circulate_queries, cycle
 from harness.planning.strategy import Checks, Context, Strategy
 from harness.planning.token_owners import finish_tokens, hold_tokens, make_delta
@@ -46,7 +46,7 @@ class Options:
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
     home: Home = option(Home.ALL_TO_ALL, "how partial outputs come home")
     backward: Traveller | None = option(
-        None, "what travels backward", unset="what is fewer bytes", reader=choice(Traveller)
+        None, "what travels backward", unset="what is fewer bytes", reader=option_choice(Traveller)
     )
 
 

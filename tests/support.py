@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import strategies
-from harness.attention import Everything, run_all
+from harness.attention import AllRanks, run_all
 from harness.oracle.tolerance import Tolerance, Verdict, calibrate, judge
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Scope
@@ -133,7 +133,7 @@ def failures(p: Problem, results: Mapping[str, Tensor], seed: int = 1) -> list[V
     return [verdict for verdict in verdicts if not verdict.passed]
 
 
-def run(p: Problem, strategy: str, seed: int = 1) -> Everything:
+def run(p: Problem, strategy: str, seed: int = 1) -> AllRanks:
     """Run all ranks of `tensors(p, seed)` in this process, forward and backward."""
     q, k, v, dout = tensors(p, seed)
     return run_all(p, strategy, q, k, v, dout=dout)

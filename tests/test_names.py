@@ -18,6 +18,7 @@ INTERFACES: Mapping[str, tuple[str, ...]] = {
     "Options": ("strategies/*",),  # what a user may choose inside a strategy
     "alternatives": ("strategies/*",),  # what a strategy can do where it cannot do what was asked
     "PAPER": ("strategies/*",),  # where a strategy was published
+    "volume": ("strategies/*",),  # the closed form of what a strategy moves
     "register": ("harness/commands/*",),  # adds a verb to the command line
     "run": ("harness/commands/*",),  # does what a verb was asked for
     "as_json": ("harness/commands/*", "harness/explain/*"),  # the fields of --json
@@ -29,67 +30,7 @@ INTERFACES: Mapping[str, tuple[str, ...]] = {
 }
 
 # Names that two rooms use in senses of their own. Each that is renamed leaves this list.
-HOMONYMS = frozenset(
-    {
-        "ALL",
-        "Answer",
-        "CAUSAL",
-        "CLUSTERS",
-        "Call",
-        "Cell",
-        "Chosen",
-        "Chunks",
-        "DEFAULT",
-        "DEFAULT_MIB",
-        "Effect",
-        "Everything",
-        "FULL",
-        "Launch",
-        "Launched",
-        "MOST",
-        "Mask",
-        "Merge",
-        "Mode",
-        "Near",
-        "Order",
-        "Owners",
-        "Part",
-        "RESULTS",
-        "Reader",
-        "Row",
-        "SCHEMA_VERSION",
-        "Source",
-        "Span",
-        "VARIABLE",
-        "attend",
-        "cells",
-        "choice",
-        "compare",
-        "from_json",
-        "in_order",
-        "joined",
-        "judge",
-        "judged",
-        "kind_of",
-        "label",
-        "load",
-        "model",
-        "named",
-        "one_of",
-        "planned",
-        "positive",
-        "predict",
-        "program_of",
-        "project",
-        "released",
-        "run",
-        "spelled",
-        "spread",
-        "tables",
-        "told",
-        "whole",
-    }
-)
+HOMONYMS = frozenset({"from_json"})
 
 
 def definitions(source: str) -> Iterator[tuple[str, str]]:

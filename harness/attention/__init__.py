@@ -1,6 +1,6 @@
 """Context parallelism for a user's own model."""
 
-from harness.attention.all_ranks import Everything, run_all
+from harness.attention.all_ranks import AllRanks, run_all
 from harness.attention.documents import documents_of
 from harness.attention.functional import attention
 from harness.attention.layer import attention_layer
@@ -10,8 +10,8 @@ from harness.execute.rope_parameters import rotary_of
 from harness.execute.rotary import LinearScaling, Llama3Scaling, Pairs, Rotary, YarnScaling
 
 __all__ = [
+    "AllRanks",
     "ContextParallel",
-    "Everything",
     "LinearScaling",
     "Llama3Scaling",
     "Pairs",

@@ -37,7 +37,7 @@ class Word(IntEnum):
     GATHER = 4
 
 
-def compare(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: bytes) -> None:
+def compare_calls(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: bytes) -> None:
     """Return when all ranks of a group are about to do the same. A collective.
 
     Args:

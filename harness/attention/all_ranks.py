@@ -7,7 +7,7 @@ import torch
 
 import strategies
 from harness.attention.lse_gradient import dlse_columns, widened, with_dlse
-from harness.attention.ready import planned, run_plan
+from harness.attention.ready import ready_plan, run_plan
 from harness.execute import shards
 from harness.execute.transport import LocalTransport, Transport
 from harness.plan.problem import Direction, Problem
@@ -17,7 +17,7 @@ from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
 
 
-class Everything(NamedTuple):
+class AllRanks(NamedTuple):
     """Result of `run_all`: the global tensors, by the oracle's names.
 
     Attributes:
@@ -44,7 +44,7 @@ def run_all(
     dlse: torch.Tensor | None = None,
     context: Context | None = None,
     transport: Callable[[int], Transport] = LocalTransport,
-) -> Everything:
+) -> AllRanks:
     """Run all ranks of a problem in this process, on global tensors in original token order.
 
     Args:
@@ -65,7 +65,7 @@ def run_all(
     chosen = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
     context = context or Context()
     ranks = range(problem.cp)
-    ready = planned(chosen, problem, Direction.FORWARD, context)
+    ready = ready_plan(chosen, problem, Direction.FORWARD, context)
     plan = ready.program.plan
     inputs = shards.initial_inputs(plan, {Tensor.Q: q, Tensor.K: k, Tensor.V: v}, ranks)
     transports = [transport(problem.cp)]
@@ -75,13 +75,13 @@ def run_all(
         "lse": shards.collect(plan, run.results, Tensor.LSE),
     }
     if dout is None:
-        return Everything(results, ready.program, None, tuple(transports))
+        return AllRanks(results, ready.program, None, tuple(transports))
     saved: Mapping[Resident, torch.Tensor] = run.results
     wider = 0 if dlse is None else dlse_columns(problem.dtype)
     if dlse is not None:
         saved = {each: widened(each.piece.tensor, x) for each, x in saved.items()}
         dout = with_dlse(dout, dlse.masked_fill(results["lse"] == -torch.inf, 0.0))
-    back = planned(chosen, problem, Direction.BACKWARD, context, wider=wider)
+    back = ready_plan(chosen, problem, Direction.BACKWARD, context, wider=wider)
     plan = back.program.plan
     inputs = {
         resident: saved[resident] if resident in saved else shards.take(plan, dout, resident.piece)
@@ -92,4 +92,4 @@ def run_all(
     for tensor in (Tensor.DQ, Tensor.DK, Tensor.DV):
         results[tensor.value] = shards.collect(plan, run.results, tensor)
     results["dv"] = results["dv"][..., : problem.head_dim_v]
-    return Everything(results, ready.program, back.program, tuple(transports))
+    return AllRanks(results, ready.program, back.program, tuple(transports))

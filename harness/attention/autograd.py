@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from harness.attention.call import Call
+from harness.attention.call import AttentionCall
 from harness.attention.group import transport_of
 from harness.attention.lse_gradient import dlse_columns, widened, with_dlse
 from harness.attention.pieces import local_tensor, piece_of
@@ -17,14 +17,14 @@ from harness.plan.tasks import Resident, Tensor
 _Gradients = tuple[torch.Tensor | None, ...]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """Attend from this rank's queries; tensors and result as `ContextParallel.attend` has them."""
     out: torch.Tensor = _Attention.apply(q, k, v, call)  # type: ignore[no-untyped-call]  # torch: no annotations
     return out
 
 
 def attend_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `attend`, with lse, of a call that asks for it."""
     out, lse = _AttentionWithLse.apply(q, k, v, call)  # type: ignore[no-untyped-call]  # torch: no annotations
@@ -40,7 +40,7 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: Call,
+        call: AttentionCall,
     ) -> torch.Tensor:
         plan, results = _forward(ctx, q, k, v, call)
         return local_tensor(plan, results, Tensor.OUT, call, q)
@@ -50,7 +50,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  # as above
         dout: torch.Tensor,
     ) -> _Gradients:
-        call: Call = ctx.call
+        call: AttentionCall = ctx.call
         saved = dict(zip(ctx.residents, ctx.saved_tensors, strict=True))
         return (*_backward(call, saved, dout, 0), None)
 
@@ -64,7 +64,7 @@ class _AttentionWithLse(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: Call,
+        call: AttentionCall,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         plan, results = _forward(ctx, q, k, v, call)
         out, lse = (
@@ -80,7 +80,7 @@ class _AttentionWithLse(torch.autograd.Function):
         dout: torch.Tensor | None,
         dlse: torch.Tensor | None,
     ) -> _Gradients:
-        call: Call = ctx.call
+        call: AttentionCall = ctx.call
         if dout is None:
             wide = call.problem.head_dim_v
             dout = ctx.like.new_zeros((*ctx.met_none.shape, wide))
@@ -98,7 +98,7 @@ def _forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    call: Call,
+    call: AttentionCall,
 ) -> tuple[Plan, Mapping[Resident, torch.Tensor]]:
     ready = call.ready(Direction.FORWARD)
     plan = ready.program.plan
@@ -116,7 +116,7 @@ def _forward(
 
 
 def _backward(
-    call: Call, saved: Mapping[Resident, torch.Tensor], dout: torch.Tensor, wider: int
+    call: AttentionCall, saved: Mapping[Resident, torch.Tensor], dout: torch.Tensor, wider: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run the backward plan, its v, out and dout `wider` by so many columns."""
     ready = call.ready(Direction.BACKWARD, wider)

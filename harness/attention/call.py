@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.attention.agreement import Facts, Word, compare, digest_of, telling
-from harness.attention.ready import Ready, planned
+from harness.attention.agreement import Facts, Word, compare_calls, digest_of, telling
+from harness.attention.ready import Ready, ready_plan
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
@@ -16,7 +16,7 @@ from harness.proved.plans import Owners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AttentionCall:
     """One call of attention: all that a rank needs to run either direction.
 
     Attributes:
@@ -60,7 +60,9 @@ class Call:
                 self._refuse_second_gradient()
             ready = self.planned(direction, wider)
         facts = (*ready.facts, *self.beside)
-        compare(self.group, Word.RUN, facts, digest_of(facts) if self.beside else ready.digest)
+        compare_calls(
+            self.group, Word.RUN, facts, digest_of(facts) if self.beside else ready.digest
+        )
         return ready
 
     def planned(self, direction: Direction, wider: int = 0) -> Ready:
@@ -71,7 +73,7 @@ class Call:
         """
         lse = self.lse and direction is Direction.FORWARD
         asked = (self.strategy, self.problem, direction, self.context, self.owners)
-        return planned(*asked, lse=lse, wider=wider) if lse or wider else planned(*asked)
+        return ready_plan(*asked, lse=lse, wider=wider) if lse or wider else ready_plan(*asked)
 
     def _refuse_second_gradient(self) -> None:
         if torch.is_grad_enabled():

@@ -21,7 +21,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    strategy: str = strategies.DEFAULT,
+    strategy: str = strategies.DEFAULT_STRATEGY,
     pattern: str | Pattern = "causal",
     seqlen: int | None = None,
     seqlen_kv: int | None = None,

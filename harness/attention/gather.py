@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.attention.agreement import Word, compare, digest_of
+from harness.attention.agreement import Word, compare_calls, digest_of
 from harness.execute.kernels import accumulator_dtype
 from harness.execute.shards import positions_of
 from harness.plan.sharding import Sharding
@@ -67,7 +67,7 @@ def _agree(x: torch.Tensor, seat: Sharers, call: str) -> None:
         ("shape but for tokens", str(tuple(x.shape[1:]))),
         ("tokens of each rank", str(tokens)),
     )
-    compare(seat.group, Word.GATHER, facts, digest_of(facts))
+    compare_calls(seat.group, Word.GATHER, facts, digest_of(facts))
 
 
 def _parts(part: torch.Tensor, seat: Sharers) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import strategies
 from harness.attention.agreement import telling
 from harness.attention.autograd import attend, attend_with_lse
-from harness.attention.call import Call
+from harness.attention.call import AttentionCall
 from harness.attention.compiling import outside_graphs
 from harness.attention.group import check_device, seat
 from harness.attention.inputs import (
@@ -225,9 +225,9 @@ class ContextParallel(Tokens):
             if lse:
                 call.planned(Direction.BACKWARD, dlse_columns(problem.dtype))
 
-    def call(self, problem: Problem, *, lse: bool = False) -> Call:
+    def call(self, problem: Problem, *, lse: bool = False) -> AttentionCall:
         """Return one call of the ranks, for what their tensors ask for."""
-        return Call(
+        return AttentionCall(
             strategy=self.strategy,
             problem=problem,
             context=self.context,
@@ -285,7 +285,7 @@ def context_parallel(
     seqlen: int,
     heads_q: int,
     heads_kv: int | None = None,
-    strategy: str = strategies.DEFAULT,
+    strategy: str = strategies.DEFAULT_STRATEGY,
     pattern: str | Pattern = "causal",
     seqlen_kv: int | None = None,
     group: dist.ProcessGroup | DeviceMesh | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from harness.attention.call import Call
+from harness.attention.call import AttentionCall
 from harness.execute.kernels import accumulator_dtype
 from harness.plan.heads import members
 from harness.plan.plan import Plan
@@ -12,7 +12,7 @@ from harness.plan.sizes import is_per_row
 from harness.plan.tasks import Piece, Place, Resident, Tensor
 
 
-def piece_of(plan: Plan, local: torch.Tensor, piece: Piece, call: Call) -> torch.Tensor:
+def piece_of(plan: Plan, local: torch.Tensor, piece: Piece, call: AttentionCall) -> torch.Tensor:
     """Cut a piece out of this rank's tensor; the tensor itself where that is all of it."""
     if _is_all(plan, piece, call):
         return local.contiguous()
@@ -24,7 +24,7 @@ def local_tensor(
     plan: Plan,
     results: Mapping[Resident, torch.Tensor],
     tensor: Tensor,
-    call: Call,
+    call: AttentionCall,
     like: torch.Tensor,
 ) -> torch.Tensor:
     """Put the pieces of one result together as this rank's tensor."""
@@ -46,7 +46,7 @@ def local_tensor(
     return whole
 
 
-def place_in(plan: Plan, piece: Piece, call: Call) -> tuple[list[int], list[int]]:
+def place_in(plan: Plan, piece: Piece, call: AttentionCall) -> tuple[list[int], list[int]]:
     """Rows and heads of this rank's tensor that a piece is made of."""
     sharding = call.sharding(keys=piece.tensor.on_kv)
     start, rows = {}, 0
@@ -70,7 +70,7 @@ def _unviewed(tensor: torch.Tensor) -> torch.Tensor:
     return base if whole else tensor.clone()
 
 
-def _is_all(plan: Plan, piece: Piece, call: Call) -> bool:
+def _is_all(plan: Plan, piece: Piece, call: AttentionCall) -> bool:
     """Whether a piece is all of this rank's tensor, in its order."""
     sharding, problem = call.sharding(keys=piece.tensor.on_kv), plan.problem
     heads = problem.heads_kv if piece.tensor.on_kv else problem.heads_q

@@ -43,7 +43,7 @@ class Ready(NamedTuple):
 
 
 @remembered
-def planned(
+def ready_plan(
     chosen: Chosen,
     problem: Problem,
     direction: Direction,

@@ -25,7 +25,7 @@ from patterns.files import read_regular
 
 T = TypeVar("T")
 
-VARIABLE, DEFAULT_MIB = "CPBENCH_CACHE_MIB", 1024
+CACHE_VARIABLE, DEFAULT_CACHE_MIB = "CPBENCH_CACHE_MIB", 1024
 _STATES = 2
 """Number of code versions that keep their cache entries; older entries are deleted."""
 _MARK = re.compile(rb"[0-9a-f]{64}\n")
@@ -80,7 +80,7 @@ def limit_bytes() -> int:
     Raises:
         ValueError: The variable is not a whole number of MiB.
     """
-    return mib(VARIABLE, DEFAULT_MIB)
+    return mib(CACHE_VARIABLE, DEFAULT_CACHE_MIB)
 
 
 def kept_files(folder: Path) -> list[tuple[float, int, Path]]:

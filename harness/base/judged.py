@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from harness.base.json_fields import one_of, refused, typed
 from harness.base.text import printable
 
-Reader = Callable[[str, object], Any]
+FieldReader = Callable[[str, object], Any]
 _LONGEST = 2**20
 """Characters of a name: patterns may list thousands of documents."""
 _LARGEST = 2**63 - 1
@@ -43,10 +43,10 @@ def judged(kind: object, name: str, value: object) -> Any:  # noqa: ANN401  # of
 
 
 @cache
-def _reader(kind: object) -> Reader:
+def _reader(kind: object) -> FieldReader:
     origin, options = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        found: Reader = options[1]
+        found: FieldReader = options[1]
         return found
     if origin in (Union, UnionType):
         (inner,) = (option for option in options if option is not NoneType)
@@ -61,11 +61,11 @@ def _reader(kind: object) -> Reader:
     return _member_of(kind) if issubclass(kind, StrEnum) else _PLAIN[kind]
 
 
-def _optional(inner: Reader) -> Reader:
+def _optional(inner: FieldReader) -> FieldReader:
     return lambda name, value: None if value is None else inner(name, value)
 
 
-def _list_of(inner: Reader) -> Reader:
+def _list_of(inner: FieldReader) -> FieldReader:
     def read(name: str, value: object) -> tuple[object, ...]:
         found = typed(name, value, list, tuple)
         return tuple(inner(f"{name}[{at}]", each) for at, each in enumerate(found))
@@ -73,16 +73,16 @@ def _list_of(inner: Reader) -> Reader:
     return read
 
 
-def _named(inner: Reader) -> Reader:
+def _named(inner: FieldReader) -> FieldReader:
     def read(name: str, value: object) -> dict[str, object]:
         found = typed(name, value, dict).items()
         within = f"a name in {name}"
-        return {label(within, key): inner(f"{name}.{key}", each) for key, each in found}
+        return {label_of(within, key): inner(f"{name}.{key}", each) for key, each in found}
 
     return read
 
 
-def _member_of(kind: type[StrEnum]) -> Reader:
+def _member_of(kind: type[StrEnum]) -> FieldReader:
     def read(name: str, value: object) -> StrEnum:
         return value if isinstance(value, kind) else one_of(name, value, kind)
 
@@ -101,7 +101,7 @@ def fields_of(kind: type, values: object) -> dict[str, Any]:
     }
 
 
-def label(name: str, value: object) -> str:
+def label_of(name: str, value: object) -> str:
     """Return a text that can stand in a line of output.
 
     Raises:
@@ -122,7 +122,7 @@ def prose(name: str, value: object) -> str:
     return printable(typed(name, value, str))
 
 
-def counts(least: int) -> Reader:
+def counts(least: int) -> FieldReader:
     """A reader of whole numbers from `least` to 2^63 - 1."""
 
     def read(name: str, value: object) -> int:
@@ -133,7 +133,7 @@ def counts(least: int) -> Reader:
     return read
 
 
-def reals(least: float, most: float) -> Reader:
+def reals(least: float, most: float) -> FieldReader:
     """A reader of finite numbers within two bounds, as floats."""
 
     def read(name: str, value: object) -> float:
@@ -145,7 +145,7 @@ def reals(least: float, most: float) -> Reader:
     return read
 
 
-def facts(depth: int) -> Reader:
+def facts(depth: int) -> FieldReader:
     """A reader of JSON objects of plain values, texts made printable.
 
     Args:
@@ -155,7 +155,7 @@ def facts(depth: int) -> Reader:
     def read(name: str, value: object) -> dict[str, object]:
         found: dict[str, object] = typed(name, value, dict)
         return {
-            label(f"a name in {name}", key): _fact(f"{name}.{key}", each, depth)
+            label_of(f"a name in {name}", key): _fact(f"{name}.{key}", each, depth)
             for key, each in found.items()
         }
 
@@ -177,8 +177,8 @@ def _truth(name: str, value: object) -> bool:
     return found
 
 
-_PLAIN: Mapping[type, Reader] = {
-    str: label,
+_PLAIN: Mapping[type, FieldReader] = {
+    str: label_of,
     int: counts(0),
     float: reals(-1e300, 1e300),
     bool: _truth,

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from patterns.kind import digits
 
-MOST = 2**20
+LARGEST_COUNT = 2**20
 """The largest count that is accepted: no shape, vocabulary or number of runs is as large."""
 _LARGEST = 1e12  # GiB, seconds, percent, a rotary base: anything larger is a typo
 _SHOWN = 24
 
 
-def whole(text: str, most: int = MOST) -> int:
+def whole_number(text: str, most: int = LARGEST_COUNT) -> int:
     """Read a whole number of at least 1, in the digits 0 to 9.
 
     Raises:

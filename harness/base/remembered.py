@@ -16,7 +16,7 @@ from typing import Generic, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-VARIABLE, DEFAULT_MIB = "CPBENCH_MEMORY_MIB", 256
+MEMORY_VARIABLE, DEFAULT_MEMORY_MIB = "CPBENCH_MEMORY_MIB", 256
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """Types whose values live as long as the process, so references to them cost nothing."""
 _LONG = 1024
@@ -28,7 +28,7 @@ def memory_limit_bytes() -> int:
     Raises:
         ValueError: The variable is not a whole number of MiB.
     """
-    return mib(VARIABLE, DEFAULT_MIB)
+    return mib(MEMORY_VARIABLE, DEFAULT_MEMORY_MIB)
 
 
 def mib(variable: str, default: int) -> int:

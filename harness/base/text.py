@@ -1,12 +1,12 @@
 """Text that comes from elsewhere (workers, records, files), fit to be printed and kept."""
 
-MOST = 2**16
+MOST_CHARACTERS = 2**16
 """Characters; longer texts end in dots."""
 MOST_LINE = 2_000
 MOST_TRACE = 20_000
 
 
-def printable(text: str, most: int = MOST) -> str:
+def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     r"""Spell out what a terminal would act on or UTF-8 cannot hold, and cut what is too long.
 
     Line ends and tabs stay; an escape becomes `\x1b`, half of a surrogate pair `\ud83d`.

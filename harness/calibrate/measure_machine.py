@@ -135,8 +135,8 @@ def _call(
     )
     scale = shape.head_dim**-0.5
     if kind == "forward":
-        return partial(kernels.attend, q, k, v, mask, scale)
-    out, lse = kernels.attend(q, k, v, mask, scale)
+        return partial(kernels.attend_call, q, k, v, mask, scale)
+    out, lse = kernels.attend_call(q, k, v, mask, scale)
     if kind == "backward":
         return partial(kernels.attend_backward, dout, q, k, v, out, lse, mask, scale)
     delta = kernels.delta(out, dout)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from harness.check.cell import SEEDS, JudgedCell
 from harness.oracle.reference import reference_of
 from harness.oracle.tolerance import Verdict, widest
-from harness.peers.limits import judged, verdicts
-from harness.peers.run import PeerRun, gathered
+from harness.peers.limits import judged_results, verdicts
+from harness.peers.run import PeerRun, gathered_results
 from harness.records.check_record import Outcome
 from harness.records.config import Config
 
@@ -22,8 +22,8 @@ def judge_peer(config: Config, run: Callable[[int], Sequence[PeerRun]]) -> Judge
     every: list[Verdict] = []
     for seed in SEEDS:
         reference = reference_of(replace(config.problem, cp=1), seed)
-        results = gathered(run(seed))
-        own = {name: results[name] for name, _ in judged(config.direction)}
+        results = gathered_results(run(seed))
+        own = {name: results[name] for name, _ in judged_results(config.direction)}
         every += verdicts(config, own, reference)
     joined = widest(every)
     wrong = [

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from harness.base.files import read_text
 from harness.base.json_fields import refused
 from harness.base.toml_text import from_toml
-from harness.cluster.calibration_rules import is_name, judge, judge_errors
+from harness.cluster.calibration_rules import is_name, judge_errors, judge_section
 from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.cluster.link_model import Crowd, Curve, Links
@@ -237,7 +237,7 @@ def _made(section: str, kind: type[T], values: Mapping[str, object]) -> T:
     unknown = set(values) - {field.name for field in fields(cast("type", kind))}
     if unknown:
         raise TypeError(f"{section} does not know {', '.join(sorted(unknown))}")
-    judge(section, kind, values)
+    judge_section(section, kind, values)
     return kind(**values)
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from harness.base.json_fields import refused
-from harness.base.numbers import MOST
+from harness.base.numbers import LARGEST_COUNT
 
 _RATIOS = ("alone", "split_efficiency", "causal", "share", "share_beside", "uneven")
 """Range of values that times are divided or multiplied by."""
@@ -24,7 +24,11 @@ _BOUNDS: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("",), 0.0, 1e6),
 )
 """Ends of names, the least and the most of a number; the first that fits."""
-_WHOLE: Mapping[str, int] = {"memory_bytes": 10**18, "max_tokens": MOST, "min_tokens": MOST}
+_WHOLE: Mapping[str, int] = {
+    "memory_bytes": 10**18,
+    "max_tokens": LARGEST_COUNT,
+    "min_tokens": LARGEST_COUNT,
+}
 _MOST_WHOLE = 10**6
 _MOST_ERROR = 1e3
 _MOST_NAME = 200
@@ -32,7 +36,7 @@ _MOST_ITEMS = 1000
 _CHOICES = {"device": ("cuda", "cpu")}
 
 
-def judge(section: str, kind: type, values: Mapping[str, object]) -> None:
+def judge_section(section: str, kind: type, values: Mapping[str, object]) -> None:
     """Refuse values of a section that its fields cannot be.
 
     Raises:

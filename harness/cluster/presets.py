@@ -105,10 +105,10 @@ CLUSTERS: Mapping[str, Cluster] = {
 }
 """The presets, the default first: measured, so that its times have an expected error."""
 
-DEFAULT = _FITTED[0]
+DEFAULT_CLUSTER = _FITTED[0]
 
 
-def cluster(name: str = DEFAULT) -> Cluster:
+def cluster(name: str = DEFAULT_CLUSTER) -> Cluster:
     """Return a preset, or the cluster of a calibration file.
 
     Args:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import strategies
 from harness.base import numbers
-from harness.base.numbers import received, whole
+from harness.base.numbers import received, whole_number
 from harness.cluster.machine import Runtime
-from harness.cluster.presets import CLUSTERS, DEFAULT
+from harness.cluster.presets import CLUSTERS, DEFAULT_CLUSTER
 from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
 from harness.plan.tasks import Scope
 from harness.records import defaults
@@ -59,7 +59,7 @@ def count(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: The text is not such a number.
     """
-    return _number(whole, text)
+    return _number(whole_number, text)
 
 
 def degree(text: str) -> int:
@@ -68,10 +68,10 @@ def degree(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: The text is not a degree.
     """
-    return _number(partial(whole, most=MOST_RANKS), text)
+    return _number(partial(whole_number, most=MOST_RANKS), text)
 
 
-def positive(text: str) -> float:
+def positive_number(text: str) -> float:
     """Read a positive number.
 
     Raises:
@@ -139,7 +139,7 @@ def written(text: str) -> Path:
     return Path(text)
 
 
-def model(text: str) -> Model:
+def model_named(text: str) -> Model:
     """Read a model: a preset's name, or `key=value` pairs, see `models.model`.
 
     Raises:
@@ -151,7 +151,7 @@ def model(text: str) -> Model:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def choice(taken: Iterable[E]) -> Callable[[str], E]:
+def choice_of(taken: Iterable[E]) -> Callable[[str], E]:
     """Read one of the values of an enumeration, or one of the accepted subset.
 
     Raises:
@@ -168,10 +168,10 @@ def choice(taken: Iterable[E]) -> Callable[[str], E]:
     return read
 
 
-def one_of(taken: Iterable[StrEnum]) -> dict[str, Any]:
+def flag_of(taken: Iterable[StrEnum]) -> dict[str, Any]:
     """The arguments of a flag that takes one of some values: it shows what it reads."""
     members = tuple(taken)
-    return {"type": choice(members), "choices": members}
+    return {"type": choice_of(members), "choices": members}
 
 
 def listed(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -196,7 +196,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say of what a plan is made."""
     parser.add_argument(
         "--strategy",
-        default=strategies.DEFAULT,
+        default=strategies.DEFAULT_STRATEGY,
         help="name with options, e.g. usp:4x2 (%(default)s)",
     )
     parser.add_argument(
@@ -208,7 +208,7 @@ def add_cluster(group: argparse._ActionsContainer, why: str = "") -> None:
     """Add the flag that names a cluster."""
     group.add_argument(
         "--cluster",
-        default=DEFAULT,
+        default=DEFAULT_CLUSTER,
         metavar="NAME",
         help=f"{why}one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
     )
@@ -220,7 +220,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_cluster(group)
     group.add_argument(
         "--runtime",
-        **one_of(Runtime),
+        **flag_of(Runtime),
         default=Runtime.GRAPH,
         help="graph: replayed from a captured graph; eager-torch: launched one by one by the host",
     )
@@ -259,7 +259,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scope",
-        **one_of(Scope),
+        **flag_of(Scope),
         default=Scope.ATTENTION,
         help="attention alone, or the whole layer with its projections (%(default)s)",
     )
@@ -268,7 +268,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--rotary",
-        type=positive,
+        type=positive_number,
         help="rotary base of a layer, e.g. 500000 (default: no rotary positions)",
     )
 

@@ -22,11 +22,11 @@ from harness.commands.arguments import (
     count,
     dtype,
     example,
+    flag_of,
     heads,
     length,
     listed,
-    model,
-    one_of,
+    model_named,
     written,
 )
 from harness.commands.progress import Live, Output, say
@@ -35,7 +35,7 @@ from harness.plan.tasks import Scope
 from harness.planning.peers import expanded, is_peer
 from harness.records.check_record import CheckRecord, Outcome, from_line
 from harness.records.config import Config, Where
-from harness.records.legible import Aside, one_by_one, told
+from harness.records.legible import Aside, one_by_one, told_unreadable
 from harness.records.store import ResultFile
 from patterns import make_pattern
 from strategies import strategy
@@ -79,19 +79,19 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. float64,bfloat16")
     parser.add_argument(
         "--transport",
-        **one_of((Where.LOCAL, Where.GLOO)),
+        **flag_of((Where.LOCAL, Where.GLOO)),
         default=Where.LOCAL,
         help="gloo: also run each cell in real processes and require the same bits",
     )
     parser.add_argument(
         "--scope",
-        **one_of(Scope),
+        **flag_of(Scope),
         default=Scope.ATTENTION,
         help="attention alone, or the whole layer: from x and the weights to y and all gradients",
     )
     parser.add_argument(
         "--model",
-        type=model,
+        type=model_named,
         help="check layers with a model's heads, head width and rotary base (hidden stays small)",
     )
     parser.add_argument(
@@ -233,7 +233,7 @@ def _done(file: ResultFile) -> set[str]:
         found += 1
         ended = record.status in (Outcome.PASSED, Outcome.REFUSED)
         (done.add if ended else done.discard)(record.config_hash)
-    say(*told(aside, file.path, found))
+    say(*told_unreadable(aside, file.path, found))
     return done
 
 

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.base.json_fields import json_text
-from harness.commands.arguments import Help, example, path, positive
+from harness.commands.arguments import Help, example, path, positive_number
 from harness.commands.progress import Output, say
 from harness.records.legible import read_cells
 from harness.report.compare import THRESHOLD, CellChange, ChangeKind, Comparison, compare
@@ -46,7 +46,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("after", type=path, help="the folder or file to compare it with")
     parser.add_argument(
         "--threshold",
-        type=positive,
+        type=positive_number,
         default=100 * THRESHOLD,
         metavar="PERCENT",
         help="smallest change of a median to report (default: %(default)g %%)",

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
-from harness.cluster.presets import DEFAULT, cluster
+from harness.cluster.presets import DEFAULT_CLUSTER, cluster
 from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
 from harness.commands.progress import Live, Output
@@ -123,7 +123,7 @@ def _run_placements(args: argparse.Namespace, problem: Problem) -> int:
     """Show all placements of one strategy."""
     if args.strategy is None:
         raise ValueError("--placements is of one strategy; add --strategy allgather, for example")
-    machine = cluster(args.cluster or DEFAULT)
+    machine = cluster(args.cluster or DEFAULT_CLUSTER)
     context = context_on(machine)
     seconds = context.evaluate if problem.cp <= machine.gpus else None
     rows = placements.placements(strategy(args.strategy), problem, context, seconds)

@@ -12,8 +12,8 @@ from rich.table import Table
 from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.cluster.presets import cluster
-from harness.commands.arguments import add_problem, given, length, positive
-from harness.commands.arguments import model as read_model
+from harness.commands.arguments import add_problem, given, length, positive_number
+from harness.commands.arguments import model_named as read_model
 from harness.commands.progress import Live, Output
 from harness.memory.counting import Use
 from harness.training.answer import Answer, Question, answer
@@ -63,11 +63,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="find the longest context that fits, instead of taking --seqlen",
     )
     group.add_argument(
-        "--gpu-memory", type=positive, help="memory of a GPU, GiB (default: the cluster's)"
+        "--gpu-memory", type=positive_number, help="memory of a GPU, GiB (default: the cluster's)"
     )
     group.add_argument(
         "--host-memory",
-        type=positive,
+        type=positive_number,
         help=f"host memory of a node, GiB (default: {HOST_BYTES / _GIB:.0f})",
     )
     group.add_argument(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from harness.base import cache
 from harness.base.environment import environment, package_version
-from harness.base.remembered import VARIABLE, memory_limit_bytes
+from harness.base.remembered import MEMORY_VARIABLE, memory_limit_bytes
 from harness.errors import MeasurementError
 from harness.execute import kernels
 from harness.planning.peers import PEERS
@@ -136,12 +136,14 @@ def _caches() -> list[Finding]:
     except (ValueError, OSError) as error:
         remedy = "mend or unset the variable"
         return [Finding("caches", State.BROKEN, str(error), "plans kept for reuse", remedy)]
-    serves = f"plans kept between runs; the oldest go first ({cache.VARIABLE} sets the limit)"
+    serves = f"plans kept between runs; the oldest go first ({cache.CACHE_VARIABLE} sets the limit)"
     value = f"{size / _MIB:.1f} of {disk} MiB in {folder}"
     each = f"at most {memory} MiB for each kind"
     return [
         Finding("cache on disk", State.OK, value, serves),
-        Finding("cache in memory", State.OK, each, f"plans of this process ({VARIABLE} sets it)"),
+        Finding(
+            "cache in memory", State.OK, each, f"plans of this process ({MEMORY_VARIABLE} sets it)"
+        ),
     ]
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from harness.base.files import read_text, write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
-from harness.cluster.presets import DEFAULT, cluster, require
+from harness.cluster.presets import DEFAULT_CLUSTER, cluster, require
 from harness.commands.arguments import (
     Help,
     add_cluster,
@@ -42,10 +42,10 @@ from harness.plan.sizes import traffic
 from harness.plan.tasks import Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
-from harness.report.format import named
+from harness.report.format import cell_heading
 from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import kind_of
+from harness.simulate.trace import task_kind
 from harness.verify.proof import verify
 from strategies import strategy
 
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     elif args.show == "timeline":
         width = shutil.get_terminal_size().columns
-        what = named(plan.strategy, plan.problem, plan.direction)
+        what = cell_heading(plan.strategy, plan.problem, plan.direction)
         trace = simulate(program, _machine(args, plan))
         sys.stdout.write(gantt(trace, width, what=what) + "\n\n")
     else:
@@ -147,7 +147,7 @@ def _context(args: argparse.Namespace) -> Context:
     machine = cluster(args.cluster)
     if args.gpus_per_node is None:
         return context_on(machine)
-    if args.cluster != DEFAULT:
+    if args.cluster != DEFAULT_CLUSTER:
         raise ValueError(
             f"--gpus-per-node ({args.gpus_per_node}) only applies without --cluster, and "
             f"--cluster ({args.cluster}) has {machine.gpus_per_node}; give one of them"
@@ -226,7 +226,7 @@ def summary(program: Program) -> dict[str, object]:
             area[task.place.rank] += task.area * task.heads.bit_count()
     book = ledger(program)
     return {
-        "tasks": dict(sorted(Counter(map(kind_of, plan.tasks)).items())),
+        "tasks": dict(sorted(Counter(map(task_kind, plan.tasks)).items())),
         "sent_bytes": sent,
         "area_times_heads": area,
         "peak_bytes": list(book.peak_bytes),
@@ -265,10 +265,10 @@ def _fitting(plan: Plan) -> str:
     text = str(plan)
     if not sys.stdout.isatty():
         return text
-    return cut(text, shutil.get_terminal_size().columns, _LINES)
+    return cut_grid(text, shutil.get_terminal_size().columns, _LINES)
 
 
-def cut(grid: str, columns: int, lines: int) -> str:
+def cut_grid(grid: str, columns: int, lines: int) -> str:
     """Cut a grid to whole steps that fit in so many columns, and whole ranks in so many lines."""
     title, heading, *body = grid.splitlines()
     begins = [match.start() for match in re.finditer("step", heading)]

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
-from harness.commands.arguments import Help, count, degree, example, listed, positive
+from harness.commands.arguments import Help, count, degree, example, listed, positive_number
 from harness.commands.progress import Output
 from harness.commands.speedups import measured_beside, show
 from harness.reproduce.figures import PAPERS, Figure, figures, tables
-from harness.reproduce.speedups import Chosen
+from harness.reproduce.speedups import FigureFilter
 
 _SPEEDUPS = "ultraattn"
 _LARGE = 100
@@ -63,7 +63,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     group.add_argument(
         "--seconds",
-        type=positive,
+        type=positive_number,
         help="planner's search time per tiling, seconds (default: the planner's own)",
     )
     group.add_argument("--jobs", type=count, help=f"plans to make at once ({cores()})")
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _speedups(args: argparse.Namespace, console: Console) -> int:
-    chosen = Chosen(figure=args.table, cp=args.cp, cluster=args.cluster, seconds=args.seconds)
+    chosen = FigureFilter(figure=args.table, cp=args.cp, cluster=args.cluster, seconds=args.seconds)
     found = measured_beside(chosen, jobs=args.jobs or cores())
     if args.json:
         fields = [{**asdict(each), "error": each.error, "holds": each.holds} for each in found]

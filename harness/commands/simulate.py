@@ -22,7 +22,7 @@ from harness.plan.problem import Direction
 from harness.plan.residency import Program, without_collection
 from harness.prepare.planner_context import context_on
 from harness.proved.plans import proved
-from harness.report.format import named
+from harness.report.format import cell_heading
 from harness.simulate.calibrated import full_clock, pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
 from strategies import strategy
@@ -127,7 +127,7 @@ def _text(args: argparse.Namespace, plan: Plan, body: dict[str, object]) -> str:
     assert isinstance(time_s, float)
     assert isinstance(adds, dict)
     lines = [
-        named(strategy(args.strategy).text, plan.problem, plan.direction),
+        cell_heading(strategy(args.strategy).text, plan.problem, plan.direction),
         f"on {args.cluster}, {body['runtime']}: {time_s * 1e3:.3f} ms",
         str(body["calibration"]),
     ]

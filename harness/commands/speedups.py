@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.commands.progress import Live, wrapped
 from harness.report.format import short
-from harness.reproduce.speedups import Chosen, Speedup, cells, speedups, timed
+from harness.reproduce.speedups import FigureFilter, Speedup, speedups, timed, timed_configurations
 
 _SHORT = {"forward": "fwd", "backward": "bwd"}
 _RUNTIME = 1.5
@@ -33,9 +33,9 @@ _LEGEND = (
 )
 
 
-def measured_beside(chosen: Chosen, *, jobs: int) -> list[Speedup]:
+def measured_beside(chosen: FigureFilter, *, jobs: int) -> list[Speedup]:
     """Predict the chosen figures, with progress on stderr."""
-    todo = cells(chosen)
+    todo = timed_configurations(chosen)
     text = (
         f"reproduce: plans {len(todo)} problems with two planners, about 1 to 40 s each with the "
         "default budget; kept for the next time"

@@ -14,21 +14,21 @@ from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
 from harness.commands.arguments import (
     Help,
-    choice,
+    choice_of,
     count,
     degree,
     dtype,
     example,
+    flag_of,
     heads,
     length,
     listed,
-    model,
-    one_of,
+    model_named,
     path,
-    positive,
+    positive_number,
 )
 from harness.commands.progress import Live, Output, say
-from harness.measure.cells import Crews, Limits, in_order, latest, measure_cells, pending
+from harness.measure.cells import Crews, Limits, latest, measure_cells, pending, records_in_order
 from harness.plan.problem import Direction
 from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
@@ -53,12 +53,12 @@ _AXES = {
     "head_dim": count,
     "batch": count,
     "dtype": dtype,
-    "direction": choice(Direction),
+    "direction": choice_of(Direction),
     "cluster": str,
-    "runtime": choice(Runtime),
-    "scope": choice(Scope),
+    "runtime": choice_of(Runtime),
+    "scope": choice_of(Scope),
     "hidden": count,
-    "rotary": positive,
+    "rotary": positive_number,
 }
 _GIB = 2**30
 
@@ -89,7 +89,7 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     parser.add_argument(
         "--mode",
-        **one_of(Mode),
+        **flag_of(Mode),
         help="run only the simulated or only the measured parts of the suite",
     )
     axes = parser.add_argument_group("axes (comma-separated; each replaces the suite's)")
@@ -111,25 +111,27 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     axes.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. bfloat16,float32")
     axes.add_argument(
         "--direction",
-        type=listed(choice(Direction)),
+        type=listed(choice_of(Direction)),
         help="forward, backward or both: forward,backward",
     )
     known = f"clusters to simulate: {', '.join(CLUSTERS)}, or files that `calibrate` wrote"
     axes.add_argument("--cluster", type=listed(str), help=known)
     axes.add_argument(
         "--runtime",
-        type=listed(choice(Runtime)),
+        type=listed(choice_of(Runtime)),
         help="how simulated work is launched: graph, eager-torch or both",
     )
     axes.add_argument(
         "--scope",
-        type=listed(choice(Scope)),
+        type=listed(choice_of(Scope)),
         help="attention alone, or the whole layer with its projections: attention,layer",
     )
     axes.add_argument("--hidden", type=listed(count), help="model widths of layers, e.g. 4096")
-    axes.add_argument("--rotary", type=listed(positive), help="rotary bases of layers, e.g. 500000")
+    axes.add_argument(
+        "--rotary", type=listed(positive_number), help="rotary bases of layers, e.g. 500000"
+    )
     shapes = f"take the shapes of a model's layers: {', '.join(MODELS)}, or key=value pairs"
-    axes.add_argument("--model", type=model, help=shapes)
+    axes.add_argument("--model", type=model_named, help=shapes)
     runs = parser.add_argument_group("measured cells (defaults in parentheses)")
     runs.add_argument(
         "--iterations",
@@ -146,13 +148,13 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     runs.add_argument("--threads", type=count, default=1, help="CPU threads per rank (%(default)s)")
     runs.add_argument(
         "--timeout",
-        type=positive,
+        type=positive_number,
         default=Limits().timeout_s,
         help="time limit per cell, also of simulated ones, seconds (%(default)g)",
     )
     runs.add_argument(
         "--memory",
-        type=positive,
+        type=positive_number,
         default=Limits().memory_bytes / _GIB,
         help="memory limit per rank, GiB (%(default)g)",
     )
@@ -229,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
 def _summarise(results: ResultFolder, cells: Sequence[Config]) -> list[CellRecord]:
     """Write the tables of a folder; returns the records of the cells that were asked for."""
     asked = {cell.hash for cell in cells}
-    records = in_order(cells, results.records)
+    records = records_in_order(cells, results.records)
     others = [each for each in latest(results.records) if each.config_hash not in asked]
     write_summaries(results.folder, [*records, *others])
     return records
@@ -246,7 +248,7 @@ def _say_if_other(asked: set[str], records: Sequence[CellRecord], folder: Path) 
 
 
 def _cells(args: argparse.Namespace) -> list[Config]:
-    parts: Sequence[Part] = suite.load(args.suite, _AXES)
+    parts: Sequence[Part] = suite.load_suite(args.suite, _AXES)
     if args.mode in (Mode.SIMULATE, Mode.MEASURE):
         parts = [part for part in parts if part.mode is args.mode] or [Part(mode=args.mode)]
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}

@@ -31,7 +31,7 @@ from harness.prepare.planner_context import context_on
 from harness.proved.plans import proved
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
-from harness.report.format import named
+from harness.report.format import cell_heading
 from harness.simulate.bounds import Bounds, bounds, problem_bound_s
 from harness.simulate.chrome import to_chrome
 from harness.simulate.gantt import gantt
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        what = named(strategy(args.strategy).text, problem, direction)
+        what = cell_heading(strategy(args.strategy).text, problem, direction)
         sys.stdout.write(gantt(trace, width, args.ranks, what=what) + "\n")
         sys.stdout.write(_figures(trace, limits, any_plan_s) + "\n")
     return 0
@@ -176,7 +176,7 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        what = named(config.strategy, problem, direction)
+        what = cell_heading(config.strategy, problem, direction)
         sys.stdout.write(gantt(found.trace, width, args.ranks, what=what) + "\n")
         peak = max(found.trace.peak_memory_bytes or (0,))
         sent = sum(found.trace.link_bytes.values())

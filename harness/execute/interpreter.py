@@ -30,6 +30,7 @@ from harness.plan.residency import Access, Program, Segment, Step
 from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
 from harness.plan.slices import Cut, OffsetRange, head_runs, positions, runs
 from harness.plan.tasks import (
+    AccessMode,
     Collective,
     Delta,
     Finish,
@@ -39,7 +40,6 @@ from harness.plan.tasks import (
     LinearOp,
     Memory,
     Merge,
-    Mode,
     Piece,
     Place,
     Resident,
@@ -52,7 +52,7 @@ from harness.plan.tasks import (
 )
 
 
-class Span(NamedTuple):
+class TaskSpan(NamedTuple):
     """Start and end of a task on a rank, in seconds since the run began."""
 
     task: int
@@ -67,7 +67,7 @@ class Run:
     """Result of an execution: tensors by place and piece, and the times of tasks."""
 
     results: dict[Resident, torch.Tensor]
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TaskSpan] = field(default_factory=list)
 
 
 class Watch(Protocol):
@@ -280,7 +280,7 @@ class _Interpreter:
             for rank in list(self.packed):
                 self._unpack(rank)
         spans = [
-            Span(task, rank, stream, self.clock.seconds(begin), self.clock.seconds(end))
+            TaskSpan(task, rank, stream, self.clock.seconds(begin), self.clock.seconds(end))
             for task, rank, stream, begin, end in self.marks
         ]
         return Run(results, spans)
@@ -366,7 +366,7 @@ class _Interpreter:
 
     def _result(self, resident: Resident) -> torch.Tensor:
         segments = self.program.final[resident]
-        return self._read(Access(resident.place, resident.piece, Mode.READ, segments))
+        return self._read(Access(resident.place, resident.piece, AccessMode.READ, segments))
 
     # Moving ---------------------------------------------------------------------------------
 
@@ -487,7 +487,7 @@ class _Interpreter:
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
         with self.watch.in_kernel():
-            out, lse = kernels.attend(
+            out, lse = kernels.attend_call(
                 q, k, v, work.call.mask, self.problem.softmax_scale, *work.change
             )
         cut = (work.call.rows, work.q_heads)
@@ -639,7 +639,7 @@ class _Interpreter:
             turns = self._turns(task) if task.rotary else None
             match task.op:
                 case LinearOp.PROJECT:
-                    made = projections.project(left, right, turns)
+                    made = projections.project_tensors(left, right, turns)
                 case LinearOp.INPUT_GRAD if write.piece.tensor is Tensor.DOUT:
                     made = projections.from_model(left, right)
                 case LinearOp.OUTPUT | LinearOp.INPUT_GRAD:
@@ -649,7 +649,7 @@ class _Interpreter:
                     rows, heads = (left, right) if x_first else (right, left)
                     made = projections.weight_gradient(heads, rows, turns, into)
             del turns
-        if write.mode is Mode.CREATE:
+        if write.mode is AccessMode.CREATE:
             self.buffers[write.segments[0].slab] = made
         elif into is None:
             piece, fresh = write.piece, set(step.creates)
@@ -659,7 +659,7 @@ class _Interpreter:
 
     def _whole_target(self, write: Access, step: Step) -> torch.Tensor | None:
         """The accumulator that a product may add to in place: one slab that is there, all of it."""
-        if write.mode is Mode.CREATE or len(write.segments) != 1:
+        if write.mode is AccessMode.CREATE or len(write.segments) != 1:
             return None
         (segment,) = write.segments
         slab = self.program.slabs[segment.slab]

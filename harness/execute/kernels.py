@@ -38,9 +38,9 @@ __all__ = [
     "ScoreChange",
     "accumulator_dtype",
     "add",
-    "attend",
     "attend_backward",
     "attend_backward_delta",
+    "attend_call",
     "capabilities",
     "delta",
     "merge_",
@@ -78,7 +78,7 @@ def capabilities() -> dict[str, str]:
 
 
 @torch.no_grad()
-def attend(
+def attend_call(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, change: ScoreChange | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend from q to k and v in one kernel call.

@@ -16,7 +16,7 @@ from harness.execute.kernels import accumulator_dtype
 from harness.execute.rotary import Turns, rotate
 
 
-def project(x: Tensor, weight: Tensor, turns: Turns | None) -> Tensor:
+def project_tensors(x: Tensor, weight: Tensor, turns: Turns | None) -> Tensor:
     """Make q, k or v of some heads from x.
 
     Args:
@@ -62,7 +62,7 @@ def to_model(
 
 def from_model(rows: Tensor, weight: Tensor) -> Tensor:
     """Make dout of some heads from dy; arguments and result as `project`."""
-    return project(rows, weight, None)
+    return project_tensors(rows, weight, None)
 
 
 def weight_gradient(

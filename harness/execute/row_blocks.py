@@ -33,7 +33,7 @@ class Backward(Protocol):
         """Return the gradients."""
 
 
-Merge = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+MergeInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Merges (out, lse) of further keys into the first two; see `kernels.merge_`."""
 
 
@@ -65,7 +65,7 @@ class _Rows:
 
 
 def forward(
-    run: Forward, merge: Merge, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+    run: Forward, merge: MergeInto, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
 ) -> Pair:
     """Attend as `mask` says; rows that meet no key get out 0 and lse -inf.
 

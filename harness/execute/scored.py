@@ -47,12 +47,12 @@ class _Tile:
     hidden: Tensor | None
 
 
-Merge = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+MergeInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Merges (out, lse) of further keys into the first two; see `kernels.merge_`."""
 
 
 def forward(
-    merge: Merge, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, change: ScoreChange
+    merge: MergeInto, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, change: ScoreChange
 ) -> Pair:
     """Attend; rows that meet no key get out 0 and lse -inf."""
     acc = torch.promote_types(q.dtype, torch.float32)

@@ -18,20 +18,22 @@ _EVEN = 1.01  # a hundredth over the mean costs less than any change of placemen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Near:
+class Alternative:
     """A legal alternative: the flags that ask for it, and how evenly it spreads the work."""
 
     flags: str
     imbalance_total: float
 
 
-def near(chosen: Chosen, problem: Problem, context: Context, flags: str = "") -> tuple[Near, ...]:
+def near(
+    chosen: Chosen, problem: Problem, context: Context, flags: str = ""
+) -> tuple[Alternative, ...]:
     """Find legal alternatives: the same degree first, then others, then other strategies."""
     if problem.hidden is None and chosen.needs_layer:
         layer = replace(problem, hidden=problem.heads_q * problem.head_dim)
         as_asked = _legal([(chosen, layer)], context, " --scope layer")
         return tuple(as_asked) or near(chosen, layer, context, " --scope layer")
-    found: list[Near] = []
+    found: list[Alternative] = []
     for candidates in (_other_options(chosen, problem), _other_cps(chosen, problem)):
         found += _legal(candidates, context, flags)
     if not found:
@@ -43,7 +45,7 @@ def near(chosen: Chosen, problem: Problem, context: Context, flags: str = "") ->
 
 def evener(
     chosen: Chosen, problem: Problem, context: Context, imbalance_total: float
-) -> tuple[Near, ...]:
+) -> tuple[Alternative, ...]:
     """Find the placements of tokens that spread the work more evenly; the most even first.
 
     Those that cut a sequence into very many chunks are left out.
@@ -70,7 +72,7 @@ def evener(
 
 def _legal(
     candidates: Iterable[tuple[Chosen, Problem]], context: Context, flags: str
-) -> Iterator[Near]:
+) -> Iterator[Alternative]:
     found = 0
     for chosen, problem in candidates:
         try:
@@ -78,7 +80,7 @@ def _legal(
         except UnsupportedError:
             continue
         words = f"--strategy {_spelled(chosen, problem)} --cp {problem.cp}{flags}"
-        yield Near(flags=words, imbalance_total=imbalance.imbalance_total(forward))
+        yield Alternative(flags=words, imbalance_total=imbalance.imbalance_total(forward))
         found += 1
         if found == _MOST_NEAR:
             return

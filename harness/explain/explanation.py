@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from harness.errors import UnsupportedError
 from harness.explain import volumes
-from harness.explain.alternatives import Near, evener, near
+from harness.explain.alternatives import Alternative, evener, near
 from harness.explain.overlap_rule import Hiding, hidings
 from harness.memory.counting import ALGORITHM
 from harness.memory.ledger import ledger
@@ -119,8 +119,8 @@ class Explanation:
     problem: Problem
     reason: str | None
     hints: tuple[str, ...]
-    nearest: tuple[Near, ...]
-    evener: tuple[Near, ...]
+    nearest: tuple[Alternative, ...]
+    evener: tuple[Alternative, ...]
     costs: Costs | None
 
     @property

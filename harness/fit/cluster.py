@@ -15,7 +15,7 @@ from harness.fit.links import fit_curve, message_times
 from harness.fit.minimise import Reals, simplex
 from harness.fit.tables import halves, read
 from harness.plan.problem import Direction, Dtype
-from harness.reproduce.published_runs import Case, case_of, predict
+from harness.reproduce.published_runs import Case, case_of, predict_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +251,7 @@ def fit_effects(
             base: Calibration = value,
         ) -> float:
             trial = made(base, x)
-            return float(np.mean([abs(np.log(predict(c, trial) / c.measured_s)) for c in some]))
+            return float(np.mean([abs(np.log(predict_run(c, trial) / c.measured_s)) for c in some]))
 
         best = simplex(loss, start, 15 * len(start))
         before, after = loss(np.array(start)), loss(best)
@@ -272,7 +272,7 @@ def _uneven(value: Calibration, stripes: Sequence[Case], log: Callable[[str], No
         return replace(value, kernels=replace(value.kernels, uneven=factor))
 
     def loss(factor: float) -> float:
-        return float(sum(abs(np.log(predict(c, trial(factor)) / c.measured_s)) for c in some))
+        return float(sum(abs(np.log(predict_run(c, trial(factor)) / c.measured_s)) for c in some))
 
     if not some:
         return value

@@ -14,9 +14,9 @@ from harness.cluster.calibration import Calibration
 from harness.cluster.effects import ALL, Effect
 from harness.fit.minimise import Reals
 from harness.plan.problem import Direction
-from harness.reproduce.published_runs import Case, baseline, baseline_convention, predict
+from harness.reproduce.published_runs import Case, baseline, baseline_convention, predict_run
 from harness.simulate.job_costs import launched_by
-from harness.simulate.jobs import Launched
+from harness.simulate.jobs import LaunchCounts
 
 TRANSFER_S = 40e-6
 """Of an isend and an irecv. No row tells it from what else a step launches, so it is set.
@@ -36,7 +36,7 @@ def fit_hosts(
     short = [
         case
         for case in runs
-        if predict(case, value, ALL - {Effect.HOST}) < _SHORT * case.measured_s
+        if predict_run(case, value, ALL - {Effect.HOST}) < _SHORT * case.measured_s
     ]
     if len(short) < len(_NAMES):
         return value
@@ -50,7 +50,7 @@ def fit_hosts(
         eager = replace(value.effects.eager, transfer_s=TRANSFER_S, **fitted)
         value = replace(value, effects=replace(value.effects, eager=eager))
         hosts = counts[:, :-1] @ prices + TRANSFER_S * counts[:, -1]
-        after = np.array([predict(case, value) for case in short]) - hosts
+        after = np.array([predict_run(case, value) for case in short]) - hosts
     gaps = np.abs(hosts + after - times) / times
     log(f"{value.id}: hosts: {len(times)} runs, median error {np.median(gaps):.3f}")
     return value
@@ -59,13 +59,13 @@ def fit_hosts(
 def host_counts(case: Case) -> list[int]:
     """Launches of the busiest host: counts in the order of `_NAMES`, then messages."""
     how = baseline_convention(case)
-    last: dict[int, Launched] = {}
+    last: dict[int, LaunchCounts] = {}
     for part in baseline(case).parts:
         for rank, launched in zip(part.ranks, part.launched, strict=False):
             last[rank] = launched_by(launched, how)
     forward = case.pass_ is Direction.FORWARD
 
-    def counts(one: Launched) -> list[int]:
+    def counts(one: LaunchCounts) -> list[int]:
         calls = (one.calls, 0) if forward else (0, one.calls)
         return [*calls, one.merges, one.slices, one.far, one.messages]
 

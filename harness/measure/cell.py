@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from harness.check.cell import ends_as, planned_traffic, start
-from harness.execute.interpreter import Span, execute
+from harness.execute.interpreter import TaskSpan, execute
 from harness.execute.shards import collect
 from harness.execute.transport import GroupTransport
 from harness.measure.shared_plans import plans_of_rank_0, read_plans
@@ -55,7 +55,7 @@ class RankSample:
     waited_s: float
     sent_bytes: int
     results: Mapping[Resident, torch.Tensor]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TaskSpan, ...] = ()
     plans: str = ""
 
 
@@ -153,7 +153,9 @@ def oracle_bytes(config: Config) -> int:
     return config.seqlen_q * config.seqlen_kv * (8 * _MATRICES + 1)
 
 
-def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) -> Measurement:
+def joined_ranks(
+    config: Config, ranks: Sequence[RankSample], *, judged: bool = True
+) -> Measurement:
     """Join the measurements of the ranks, and judge the numbers.
 
     Args:
@@ -164,7 +166,7 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     Raises:
         ValueError: The bytes that moved are not the plan's.
     """
-    program = program_of(config, ranks[0])
+    program = program_of_cell(config, ranks[0])
     sent, _ = planned_traffic(program.plan)
     moved = tuple(rank.sent_bytes for rank in ranks)
     expected = tuple(sent.get(rank, 0) for rank in range(config.cp))
@@ -184,7 +186,7 @@ def joined(config: Config, ranks: Sequence[RankSample], *, judged: bool = True) 
     )
 
 
-def program_of(config: Config, first: RankSample) -> Program:
+def program_of_cell(config: Config, first: RankSample) -> Program:
     """Read the program that ran, from rank 0's report.
 
     Raises:

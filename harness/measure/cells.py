@@ -18,7 +18,7 @@ from harness.measure.cell import (
     WARMUP,
     RankSample,
     Refusal,
-    joined,
+    joined_ranks,
     oracle_bytes,
     rank_job,
 )
@@ -252,7 +252,7 @@ def _judged(
     config: Config, samples: Sequence[RankSample], limits: Limits, context: JsonObject
 ) -> CellRecord:
     judged = oracle_bytes(config) <= limits.memory_bytes
-    found = joined(config, samples, judged=judged)
+    found = joined_ranks(config, samples, judged=judged)
     plan = found.plan
     reason = "" if found.passed else f"the result is off: {_told(found.max_rel_error)}"
     record = _timed(config, found.samples_s, plan_flops(plan) / config.cp, context)
@@ -294,7 +294,7 @@ def latest(records: Sequence[CellRecord]) -> list[CellRecord]:
     return list(newest.values())
 
 
-def in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:
+def records_in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:
     """Records of these cells, in the cells' order."""
     by_hash = {entry.config_hash: entry for entry in latest(records)}
     return [by_hash[config.hash] for config in configs if config.hash in by_hash]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from harness.base.environment import cpu_model
-from harness.measure.cell import RankSample, program_of, rank_job
+from harness.measure.cell import RankSample, program_of_cell, rank_job
 from harness.measure.cells import Crew
 from harness.memory.ledger import ledger
 from harness.plan.problem import Direction
@@ -60,10 +60,10 @@ def traced(config: Config, crew: Crew, timeout_s: float) -> Traced:
     ranks = [answer for answer in answers if isinstance(answer, RankSample)]
     assert len(ranks) == len(answers)  # planned above, so no rank refuses
     trace = measured_trace(
-        program_of(config, ranks[0]),
+        program_of_cell(config, ranks[0]),
         [span for rank in ranks for span in rank.spans],
         f"{config.transport.value} processes on {cpu_model()}",
-        ledger(program_of(config, ranks[0])).peak_bytes,
+        ledger(program_of_cell(config, ranks[0])).peak_bytes,
     )
     return Traced(
         trace,

@@ -45,6 +45,7 @@ from harness.plan.sizes import (
 from harness.plan.slices import Cut, OffsetRange, head_runs, positions, runs
 from harness.plan.tasks import (
     GATHERED,
+    AccessMode,
     Collective,
     Delta,
     Finish,
@@ -52,7 +53,6 @@ from harness.plan.tasks import (
     Linear,
     Memory,
     Merge,
-    Mode,
     Piece,
     Place,
     Tensor,
@@ -697,7 +697,7 @@ class _Ledger:
             piece = next(p for p in (*task.writes, *task.reads) if p.tensor in _TURNED)
             turned = self._count(piece) * self.problem.dtype.accumulator_bytes
         self._take(task.place, turned, Use.WORKSPACE)
-        if write.mode is Mode.CREATE:
+        if write.mode is AccessMode.CREATE:
             self._make(write.segments[0].slab)
         elif self._all_of(write) and not step.creates:
             self._touch(write.segments[0].slab)  # it is added to in place

@@ -8,7 +8,7 @@ from harness.oracle.tolerance import Tolerance, calibrate_layer
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import Tensor
 
-RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
+LAYER_RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
     Direction.FORWARD: (("y", Tensor.Y),),
     Direction.BACKWARD: (
         ("dx", Tensor.DX),

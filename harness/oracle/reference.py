@@ -22,7 +22,7 @@ RESULTS: Mapping[Direction, tuple[tuple[str, Tensor], ...]] = {
 
 def results_of(problem: Problem, direction: Direction) -> tuple[tuple[str, Tensor], ...]:
     """Names of what a direction is judged on."""
-    return (RESULTS if problem.hidden is None else layer.RESULTS)[direction]
+    return (RESULTS if problem.hidden is None else layer.LAYER_RESULTS)[direction]
 
 
 def inputs_of(

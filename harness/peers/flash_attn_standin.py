@@ -264,7 +264,7 @@ def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _attend(given: tuple[Tensor, ...], scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     q, k, v = given
     calls = [
-        kernels.attend(q, k[:, :, cols], v[:, :, cols], mask, scale)
+        kernels.attend_call(q, k[:, :, cols], v[:, :, cols], mask, scale)
         for cols, mask in _parts(q, k, causal=causal)
     ]
     out, lse = calls[0]

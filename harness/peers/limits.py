@@ -12,7 +12,7 @@ from harness.planning.peers import peer
 from harness.records.config import Config
 
 
-def judged(direction: Direction) -> tuple[tuple[str, Tensor], ...]:
+def judged_results(direction: Direction) -> tuple[tuple[str, Tensor], ...]:
     """Results of a direction; no peer hands out the log-sum-exp of the whole softmax."""
     return tuple(each for each in RESULTS[direction] if each[1] is not Tensor.LSE)
 

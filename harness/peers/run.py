@@ -126,7 +126,7 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def gathered(runs: Sequence[PeerRun]) -> dict[str, torch.Tensor]:
+def gathered_results(runs: Sequence[PeerRun]) -> dict[str, torch.Tensor]:
     """Put the ranks' results together as global tensors; what nobody wrote is NaN."""
     tokens = sum(len(run.positions) for run in runs)
     whole: dict[str, torch.Tensor] = {}

@@ -10,9 +10,9 @@ from heapq import heapify, heappop, heappush
 
 from harness.plan.plan import Plan
 from harness.plan.residency import Program, Residency, program_of, without_collection
-from harness.plan.tasks import Mode, Place, Resident, Task, Tensor, effects, ordered
+from harness.plan.tasks import AccessMode, Place, Resident, Task, Tensor, effects, ordered
 
-Cell = tuple[Place, Tensor, int, int]
+VersionedChunk = tuple[Place, Tensor, int, int]
 """(place, tensor, version, chunk)."""
 
 
@@ -39,8 +39,8 @@ class _Holding:
 
 class _Walk:
     def __init__(self, plan: Plan) -> None:
-        self.held: dict[Cell, list[_Holding]] = {}
-        self.takers: dict[Cell, list[int]] = {}
+        self.held: dict[VersionedChunk, list[_Holding]] = {}
+        self.takers: dict[VersionedChunk, list[int]] = {}
         for place, piece in plan.initial:
             for chunk in piece.chunks:
                 cell = (place, piece.tensor, piece.version, chunk)
@@ -52,18 +52,18 @@ class _Walk:
             for chunk in piece.chunks:
                 cell = (place, piece.tensor, piece.version, chunk)
                 match mode:
-                    case Mode.CREATE:
+                    case AccessMode.CREATE:
                         found.update(self.takers.get(cell, ()))
                         holding = _Holding(piece.heads, index)
                         self.held.setdefault(cell, []).append(holding)
-                    case Mode.ACCUMULATE:
+                    case AccessMode.ACCUMULATE:
                         found.update(self._add(cell, piece.heads, index))
                     case _:
                         found.update(self._use(cell, piece.heads, index, mode))
         found.discard(index)
         return tuple(sorted(found))
 
-    def _add(self, cell: Cell, heads: int, index: int) -> Iterable[int]:
+    def _add(self, cell: VersionedChunk, heads: int, index: int) -> Iterable[int]:
         found, missing = list(self.takers.get(cell, ())), heads
         for holding in self.held.get(cell, ()):
             if holding.heads & heads:
@@ -76,20 +76,20 @@ class _Walk:
             self.held.setdefault(cell, []).append(_Holding(missing, None, [index]))
         return found
 
-    def _use(self, cell: Cell, heads: int, index: int, mode: Mode) -> Iterable[int]:
+    def _use(self, cell: VersionedChunk, heads: int, index: int, mode: AccessMode) -> Iterable[int]:
         found: list[int] = []
         rest = []
         for holding in self.held.get(cell, ()):
             if holding.heads & heads:
                 found += holding.makers()
-                if mode is Mode.READ:
+                if mode is AccessMode.READ:
                     holding.readers.append(index)
                 else:
                     found += holding.readers
                     holding.heads &= ~heads
             if holding.heads:
                 rest.append(holding)
-        if mode is not Mode.READ:
+        if mode is not AccessMode.READ:
             self.held[cell] = rest
             self.takers.setdefault(cell, []).append(index)
         return found

@@ -14,7 +14,7 @@ from harness.plan.masks import Mask, MaskKind
 from harness.plan.packing import packed
 from patterns.pattern import Pattern
 
-Chunks = tuple[range, ...]
+ChunkPositions = tuple[range, ...]
 """Positions of chunks, in storage order."""
 
 
@@ -26,7 +26,7 @@ class Call(NamedTuple):
     mask: Mask
 
 
-def lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
+def lower(pattern: Pattern, q: ChunkPositions, kv: ChunkPositions) -> tuple[Call, ...]:
     """List the kernel calls of a tile, in a fixed order; those of the latest patterns are known.
 
     Args:
@@ -43,12 +43,12 @@ def lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
 
 # A pattern of many documents takes megabytes: few are kept, each with the calls of many tiles.
 @lru_cache(maxsize=16)
-def lowering(pattern: Pattern) -> Callable[[Chunks, Chunks], tuple[Call, ...]]:
+def lowering(pattern: Pattern) -> Callable[[ChunkPositions, ChunkPositions], tuple[Call, ...]]:
     """Return `lower` for one pattern."""
     return lru_cache(maxsize=4096)(partial(_lower, pattern))
 
 
-def _lower(pattern: Pattern, q: Chunks, kv: Chunks) -> tuple[Call, ...]:
+def _lower(pattern: Pattern, q: ChunkPositions, kv: ChunkPositions) -> tuple[Call, ...]:
     calls: list[Call] = []
     for row, q_run in runs_of(q):
         for col, kv_run in runs_of(kv):

@@ -15,7 +15,7 @@ from harness.base.json_fields import (
     whole,
     wholes,
 )
-from harness.base.numbers import MOST
+from harness.base.numbers import LARGEST_COUNT
 from harness.plan.plan import Plan
 from harness.plan.problem import MOST_HEADS, MOST_RANKS, Direction, Dtype, Problem
 from harness.plan.tasks import (
@@ -89,7 +89,7 @@ _PROBLEM: Mapping[str, tuple[type, ...]] = {
 
 
 _MOST = {
-    **dict.fromkeys(("head_dim", "head_dim_v", "batch", "hidden"), MOST),
+    **dict.fromkeys(("head_dim", "head_dim_v", "batch", "hidden"), LARGEST_COUNT),
     **dict.fromkeys(("heads_q", "heads_kv"), MOST_HEADS),
     "cp": MOST_RANKS,
 }

@@ -19,9 +19,9 @@ from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import lower
 from harness.plan.plan import Plan
 from harness.plan.tasks import (
+    AccessMode,
     Finish,
     Merge,
-    Mode,
     Piece,
     Place,
     Resident,
@@ -65,12 +65,12 @@ class Access(NamedTuple):
 
     place: Place
     piece: Piece
-    mode: Mode
+    mode: AccessMode
     segments: tuple[Segment, ...]
 
 
-_CREATE, _READ, _ACCUMULATE = Mode.CREATE, Mode.READ, Mode.ACCUMULATE
-_TAKE, _DROP = Mode.TAKE, Mode.DROP
+_CREATE, _READ, _ACCUMULATE = AccessMode.CREATE, AccessMode.READ, AccessMode.ACCUMULATE
+_TAKE, _DROP = AccessMode.TAKE, AccessMode.DROP
 
 
 @dataclass(slots=True)

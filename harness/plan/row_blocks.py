@@ -149,7 +149,7 @@ def _batch(blocks: _Blocks, some: Ints) -> Batch:
     return Batch(some * size, tuple((start, n) for start, n in edges if n), seen, common)
 
 
-def cells(mask: Mask) -> int:
+def masked_cells(mask: Mask) -> int:
     """Return how many pairs a kernel works on for a call, those that its mask hides included."""
     if mask.kind not in (MaskKind.BAND, MaskKind.PACKED):
         return len(mask.q) * len(mask.k)

@@ -350,7 +350,7 @@ class Free:
 Task = Tile | Transfer | Collective | Merge | Finish | Delta | Linear | Free
 
 
-class Mode(StrEnum):
+class AccessMode(StrEnum):
     """Effect of a task on a piece."""
 
     READ = "read"
@@ -360,17 +360,21 @@ class Mode(StrEnum):
     DROP = "drop"
 
 
-_READ, _TAKE, _CREATE = Mode.READ, Mode.TAKE, Mode.CREATE  # enums are slow to ask, plans long
+_READ, _TAKE, _CREATE = (
+    AccessMode.READ,
+    AccessMode.TAKE,
+    AccessMode.CREATE,
+)  # enums are slow to ask, plans long
 
 
-_ACCUMULATE, _DROP = Mode.ACCUMULATE, Mode.DROP
+_ACCUMULATE, _DROP = AccessMode.ACCUMULATE, AccessMode.DROP
 
 
-Effect = tuple[Place, Piece, Mode]
+PieceEffect = tuple[Place, Piece, AccessMode]
 """One piece of one place that a task touches, and what the task does to it."""
 
 
-def effects(task: Task) -> list[Effect]:
+def effects(task: Task) -> list[PieceEffect]:
     """List what a task touches: first what it reads or takes, then what it writes."""
     match task:
         case Tile():
@@ -442,7 +446,7 @@ def _join(pieces: Sequence[Piece]) -> Piece:
     return Piece(first.tensor, first.chunks, heads, first.version)
 
 
-def _leg_effects(legs: Sequence[Leg]) -> list[Effect]:
+def _leg_effects(legs: Sequence[Leg]) -> list[PieceEffect]:
     found = [
         (src, piece, _TAKE if piece.tensor in _PARTS else _READ)
         for src, _, pieces, _ in legs

@@ -14,10 +14,10 @@ from harness.plan.dependencies import linked, resolved
 from harness.plan.plan import Plan
 from harness.plan.residency import Residency
 from harness.plan.tasks import (
+    AccessMode,
     Free,
     Leg,
     Memory,
-    Mode,
     Piece,
     Place,
     Resident,
@@ -85,7 +85,9 @@ def _making(forward: Plan, wanted: Iterable[Resident]) -> Iterator[Task]:
         touched = [
             (access.mode, segment.slab) for access in accesses for segment in access.segments
         ]
-        if any(s in needed for mode, s in touched if mode in (Mode.CREATE, Mode.ACCUMULATE)):
+        if any(
+            s in needed for mode, s in touched if mode in (AccessMode.CREATE, AccessMode.ACCUMULATE)
+        ):
             kept.add(index)
             needed.update(slab for _, slab in touched)
     for index, (task, step) in enumerate(zip(forward.tasks, program.steps, strict=True)):
@@ -158,7 +160,7 @@ def fetching(backward: Plan) -> Plan:
     tasks: list[Task] = []
     for task in backward.tasks:
         for place, piece, mode in effects(task):
-            if mode is Mode.CREATE:
+            if mode is AccessMode.CREATE:
                 continue
             for resident in list(at.get((place, piece.tensor, piece.version), ())):
                 held = resident.piece

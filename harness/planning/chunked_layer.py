@@ -15,13 +15,13 @@ from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_head
 from harness.planning.layer_verbs import (
     add_gradients,
     add_output,
+    add_projection,
     fetch,
     finish_x,
     finish_y,
     hold_layer,
     offload,
     output_weight_gradients,
-    project,
     release,
     start_gradients,
 )
@@ -133,7 +133,7 @@ class ChunkedLayer:
         for rank in self.ranks:
             for tensor in tensors:
                 own = self.own(rank, part)
-                project(self.b, rank, self.b.piece(tensor, own, self.b.problem.all_heads))
+                add_projection(self.b, rank, self.b.piece(tensor, own, self.b.problem.all_heads))
         for tensor in tensors:
             to_heads(self.b, self.all_to_all(part), tensor)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from harness.plan.problem import Direction
 from harness.plan.tasks import GATHERED, CollectiveKind, Leg, Piece, Place, Tensor, from_rank
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
-from harness.planning.rings import Seat
+from harness.planning.rings import RingSeat
 from harness.planning.token_owners import hold_tokens
 
 # Gathers ------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def _sum_copies(b: PlanBuilder, groups: HeadGroups) -> list[tuple[int, Piece]]:
 # Plans that turn tokens into heads ----------------------------------------------------------
 
 
-def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[Seat, ...]:
+def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[RingSeat, ...]:
     """Seat of each rank after the all-to-all: its heads, for all tokens of its group."""
     return tuple(
-        Seat(
+        RingSeat(
             tuple(sorted(c for peer in groups.group(rank) for c in b.queries.owned[peer])),
             groups.chunks(b, rank, Tensor.K),
             groups.heads[rank],
@@ -210,7 +210,7 @@ def seats_of(b: PlanBuilder, groups: HeadGroups) -> tuple[Seat, ...]:
     )
 
 
-def hold_for_heads(b: PlanBuilder, seats: Sequence[Seat]) -> None:
+def hold_for_heads(b: PlanBuilder, seats: Sequence[RingSeat]) -> None:
     """Start a plan that turns tokens into heads: forward with the owners' tokens.
 
     Backward with what forward saved: q, k and v as gathered, out and lse of the rank's own heads.
@@ -225,7 +225,7 @@ def hold_for_heads(b: PlanBuilder, seats: Sequence[Seat]) -> None:
             b.hold(rank, [Tensor.DOUT], b.queries.owned[rank], b.problem.all_heads)
 
 
-def out_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[Seat]) -> None:
+def out_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[RingSeat]) -> None:
     """End a forward plan of heads: out goes back to the tokens' owners.
 
     Saved are the gathered q, k and v with out and lse of the rank's own heads, so that backward
@@ -241,7 +241,7 @@ def out_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[Seat]) -> 
         b.save(rank, [Tensor.OUT, Tensor.LSE], seat.q, seat.heads)
 
 
-def gradients_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[Seat]) -> None:
+def gradients_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[RingSeat]) -> None:
     """End a backward plan of heads: dq, dk and dv go back to the tokens' owners."""
     for rank, seat in enumerate(seats):
         b.finish(rank, [Tensor.DQ_PART], seat.q, seat.heads)

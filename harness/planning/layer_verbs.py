@@ -32,7 +32,7 @@ def hold_layer(b: PlanBuilder, rank: int) -> None:
         b.hold_piece(place, piece)
 
 
-def project(b: PlanBuilder, rank: int, piece: Piece) -> None:
+def add_projection(b: PlanBuilder, rank: int, piece: Piece) -> None:
     """Make heads of q, k or v of the own tokens from x."""
     if piece.chunks and piece.heads:
         b.add(layer.project(b.problem, rank, piece))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from harness.base.numbers import positive, whole
+from harness.base.numbers import positive, whole_number
 from harness.plan.sharding import Placement
 from harness.planning.checkpoint import Checkpoint
 
@@ -62,11 +62,11 @@ def _flag(value: str) -> bool:
 
 
 SWITCH = Reader(_flag, "true or false")
-WHOLE = Reader(whole, "a whole number")
+WHOLE = Reader(whole_number, "a whole number")
 SECONDS = Reader(positive, "seconds")
 
 
-def choice(kind: type[StrEnum]) -> Reader:
+def option_choice(kind: type[StrEnum]) -> Reader:
     """Read one of the values of an enumeration."""
     known = [member.value for member in kind]
 
@@ -98,7 +98,7 @@ def _reader_of(default: object) -> Reader:
         case bool():
             return SWITCH
         case StrEnum():
-            return choice(type(default))
+            return option_choice(type(default))
         case None | int():
             return WHOLE
         case _:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
-from harness.base.numbers import whole
+from harness.base.numbers import whole_number
 from harness.errors import UnsupportedError
 from harness.plan.problem import Dtype, Problem
 from patterns import is_spelled_out
@@ -154,7 +154,7 @@ def is_peer(text: str) -> bool:
     return text.startswith(PREFIX)
 
 
-def spelled(text: str) -> tuple[str, ...]:
+def spelled_peer(text: str) -> tuple[str, ...]:
     """Canonical spellings of a peer's name or a pattern of names, such as `peer:*`.
 
     Raises:
@@ -177,7 +177,7 @@ def expanded(texts: Iterable[str], own: Callable[[str], Iterable[str]]) -> tuple
     """
     return tuple(
         dict.fromkeys(
-            name for text in texts for name in (spelled(text) if is_peer(text) else own(text))
+            name for text in texts for name in (spelled_peer(text) if is_peer(text) else own(text))
         )
     )
 
@@ -198,7 +198,7 @@ def peer(text: str) -> ChosenPeer:
     if not name.endswith("/usp-zigzag"):
         raise ValueError(f"strategy ({text}): only usp-zigzag takes degrees; leave {degrees} out")
     try:
-        return ChosenPeer(PEERS[name], whole(u), whole(r))
+        return ChosenPeer(PEERS[name], whole_number(u), whole_number(r))
     except ValueError as error:
         rule = f"must be like 2x2 (Ulysses x ring); each {error}"
         raise ValueError(f"strategy ({text}): degrees ({degrees}) {rule}") from None

@@ -26,7 +26,7 @@ Holder = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RingSeat:
     """Chunks and heads that one rank of a ring works on.
 
     Attributes:
@@ -53,7 +53,7 @@ class Ring:
         came_from: (rank, step) -> the (rank, earlier step) that passes these keys on.
     """
 
-    seats: tuple[Seat, ...]
+    seats: tuple[RingSeat, ...]
     steps: int
     source: Callable[[int, int], int]
     came_from: Callable[[int, int], Holder]
@@ -163,10 +163,10 @@ def rings_attention(b: PlanBuilder, rings: Iterable[Ring]) -> None:
         finish_tokens(b, rank)
 
 
-def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[Seat, ...]:
+def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[RingSeat, ...]:
     """Seat every rank with its queries and, of each `parts` of its key chunks, the `part`-th."""
     return tuple(
-        Seat(b.queries.owned[rank], b.keys.owned[rank][part::parts], b.problem.all_heads)
+        RingSeat(b.queries.owned[rank], b.keys.owned[rank][part::parts], b.problem.all_heads)
         for rank in range(b.problem.cp)
     )
 
@@ -205,11 +205,11 @@ class _Cargo:
     parts: Tensors = ()
     queries: bool = False
 
-    def of(self, seat: Seat) -> Chunks:
+    def of(self, seat: RingSeat) -> Chunks:
         """What a rank is home to."""
         return seat.q if self.queries else seat.kv
 
-    def needed(self, b: PlanBuilder, seat: Seat, visiting: Chunks) -> Chunks:
+    def needed(self, b: PlanBuilder, seat: RingSeat, visiting: Chunks) -> Chunks:
         """Those of the visiting chunks that a rank has work with."""
         if self.queries:
             return b.needed_q(visiting, seat.kv)

@@ -17,11 +17,11 @@ from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_head
 from harness.planning.layer_verbs import (
     add_gradients,
     add_output,
+    add_projection,
     finish_x,
     finish_y,
     hold_layer,
     output_weight_gradients,
-    project,
     start_gradients,
 )
 
@@ -224,9 +224,9 @@ class StagedLayer:
             new |= heads
         for rank in self.ranks:
             own = b.queries.owned[rank]
-            project(b, rank, b.piece(Tensor.Q, own, self.stages.in_stage(stage), self.again))
+            add_projection(b, rank, b.piece(Tensor.Q, own, self.stages.in_stage(stage), self.again))
             for tensor in KV:
-                project(b, rank, b.piece(tensor, own, new, self.again))
+                add_projection(b, rank, b.piece(tensor, own, new, self.again))
         to_heads(b, self.all_to_all(self.stages.heads[stage]), Tensor.Q, version=self.again)
         for tensor in KV:
             to_heads(b, self.all_to_all(new_kv), tensor, version=self.again)

@@ -21,10 +21,10 @@ from typing import Any, TypeVar, get_origin
 
 from harness.base.json_fields import json_text
 from harness.prepare.scalable_plan import Structure
-from harness.simulate.jobs import Launched, Need, NeedKind, Part, Size, Skeleton
-from harness.simulate.tile_calls import Call
+from harness.simulate.jobs import LaunchCounts, Need, NeedKind, Size, Skeleton, UntimedJob
+from harness.simulate.tile_calls import TimedCall
 
-T = TypeVar("T", Call, Size, Need, Launched)
+T = TypeVar("T", TimedCall, Size, Need, LaunchCounts)
 K = TypeVar("K", bound=Hashable)
 
 _LEVEL = 1  # of zlib: the fastest
@@ -32,7 +32,7 @@ _AS_THEY_ARE = ("queues", "ranks", "peers")
 _EARLIER = ("after", "latest", "gates")
 _FIELDS = {
     kind: tuple(get_origin(of) or of for of in kind.__annotations__.values())
-    for kind in (Call, Size, Need, Launched)
+    for kind in (TimedCall, Size, Need, LaunchCounts)
 }
 """The types of their fields, but not of what these hold."""
 
@@ -41,9 +41,9 @@ def text_of(structure: Structure) -> bytes:
     """Write a structure as compressed JSON, see above."""
     shape = structure.shape
     needs: dict[Need, int] = {}
-    hosts: dict[Launched, int] = {}
+    hosts: dict[LaunchCounts, int] = {}
     rows: dict[tuple[int, ...], int] = {}
-    parts: dict[str, list[int]] = {name: [] for name in Part._fields}
+    parts: dict[str, list[int]] = {name: [] for name in UntimedJob._fields}
     for index, part in enumerate(shape.parts):
         for name in _AS_THEY_ARE:
             parts[name].append(_line(rows, getattr(part, name)))
@@ -97,9 +97,9 @@ def _structure(text: dict[str, Any]) -> Structure:
     return Structure(shape=shape, link_bytes=links, **made)
 
 
-def _parts(text: dict[str, Any]) -> tuple[Part, ...]:
+def _parts(text: dict[str, Any]) -> tuple[UntimedJob, ...]:
     needs = [_need(line) for line in text["needs"]]
-    hosts = [_exact(Launched._make(line)) for line in text["hosts"]]
+    hosts = [_exact(LaunchCounts._make(line)) for line in text["hosts"]]
     rows = _rows(text["rows"])
     columns: dict[str, Iterable[Any]] = dict(text["parts"])
     for column in columns.values():
@@ -112,14 +112,14 @@ def _parts(text: dict[str, Any]) -> tuple[Part, ...]:
     launched = text["parts"]["launched"]
     known = {line: tuple([hosts[host] for host in rows[line]]) for line in set(launched)}
     columns["launched"] = map(known.__getitem__, launched)
-    ordered = [columns[name] for name in Part._fields]
-    return tuple(map(Part._make, zip(*ordered, strict=True)))
+    ordered = [columns[name] for name in UntimedJob._fields]
+    return tuple(map(UntimedJob._make, zip(*ordered, strict=True)))
 
 
 def _need(line: list[Any]) -> Need:
     values = dict(zip(Need._fields, line, strict=True))
     values["kind"] = NeedKind(values["kind"])
-    values["calls"] = tuple([_exact(Call._make(call)) for call in _one(values["calls"], list)])
+    values["calls"] = tuple([_exact(TimedCall._make(call)) for call in _one(values["calls"], list)])
     for name in ("size", "far_size"):
         values[name] = _exact(Size._make(values[name]))
     return _exact(Need(**values))

@@ -48,7 +48,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """Outcome of a job on one rank.
 
     Attributes:
@@ -66,7 +66,7 @@ class Answer:
     at_s: float = field(default_factory=time.time)
 
 
-def perform(job: Callable[..., object], member: Member, call: bytes) -> Answer:
+def perform(job: Callable[..., object], member: Member, call: bytes) -> RankAnswer:
     """Do a job with arguments that came as bytes; what it prints goes to stderr."""
     try:
         with prints_to_stderr():
@@ -74,25 +74,25 @@ def perform(job: Callable[..., object], member: Member, call: bytes) -> Answer:
     except Exception as error:  # the boundary of the process: the other side gets the text
         return failed(error)
     try:
-        return Answer(pack(answer_type(job), value))
+        return RankAnswer(pack(answer_type(job), value))
     except Exception as error:  # as above
-        return Answer(
+        return RankAnswer(
             kind=Failure.ERROR,
             reason=one_line(f"answer cannot be sent: {told(error)}"),
             detail=trace(traceback.format_exc()),
         )
 
 
-def failed(error: Exception) -> Answer:
+def failed(error: Exception) -> RankAnswer:
     """The answer of a rank whose work raised."""
-    return Answer(
+    return RankAnswer(
         kind=_kind(error),
         reason=one_line(told(error)),
         detail=trace(_trace(error)),
     )
 
 
-def value_of(job: Callable[..., object], answer: Answer) -> Any:  # noqa: ANN401  # any job's
+def value_of(job: Callable[..., object], answer: RankAnswer) -> Any:  # noqa: ANN401  # any job's
     """Read the value that a job returned on one rank.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from harness.errors import MeasurementError
 from harness.ranks.box import Box
-from harness.ranks.job import Answer, Failure, Member, WorkerError, failed, perform, value_of
+from harness.ranks.job import Failure, Member, RankAnswer, WorkerError, failed, perform, value_of
 from harness.ranks.meeting import Met
 from harness.ranks.wire import pack, pack_call, unpack
 
@@ -38,7 +38,7 @@ _LEFT = b"left"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RankOrder:
     """A job for the first cp ranks.
 
     Attributes:
@@ -76,7 +76,7 @@ class Rank:
         self._store: Store = met.store
         self._group: int | None = None
 
-    def perform(self, order: Order) -> Answer:
+    def perform(self, order: RankOrder) -> RankAnswer:
         """Do this rank's part of an order."""
         try:
             self._join(order)
@@ -98,7 +98,7 @@ class Rank:
             while (order := self._next(number)).job:
                 if self.rank < order.cp:
                     answer = self.perform(order)
-                    self.box.put(f"answer/{number}/{self.rank}", pack(Answer, answer))
+                    self.box.put(f"answer/{number}/{self.rank}", pack(RankAnswer, answer))
                 elif self._group != order.group:
                     self.leave()  # it is a call of all who are in the group
                 number += 1
@@ -110,10 +110,10 @@ class Rank:
             return 1
         return 0
 
-    def _next(self, number: int) -> Order:
+    def _next(self, number: int) -> RankOrder:
         data = self.box.waited(f"order/{number}", keep=True)
         assert data is not None  # it waits without end
-        order: Order = unpack(Order, data)
+        order: RankOrder = unpack(RankOrder, data)
         return order
 
     def leave(self) -> None:
@@ -124,7 +124,7 @@ class Rank:
             dist.destroy_process_group()
         self._group = None
 
-    def _join(self, order: Order) -> None:
+    def _join(self, order: RankOrder) -> None:
         """Be in the order's group."""
         import torch
         import torch.distributed as dist
@@ -186,7 +186,7 @@ class Launch:
         self,
         job: Callable[..., T],
         call: tuple[tuple[object, ...], dict[str, object]],
-        want: Order,
+        want: RankOrder,
     ) -> list[T]:
         """Give the first ranks a job and collect what it returned, by rank.
 
@@ -218,7 +218,7 @@ class Launch:
             backend=self.backend,
         )
         number, self._orders = self._orders, self._orders + 1
-        self._me.box.put(f"order/{number}", pack(Order, order))
+        self._me.box.put(f"order/{number}", pack(RankOrder, order))
         deadline = time.monotonic() + timeout_s + self._grace_s
         answers = {0: self._me.perform(order)}
         for rank in range(1, cp):
@@ -234,7 +234,9 @@ class Launch:
         known = ", ".join(self._me.jobs)
         raise MeasurementError(f"job ({job.__qualname__}) must be one of the launch's: {known}")
 
-    def _judged(self, answers: dict[int, Answer], cp: int, timeout_s: float) -> list[Answer]:
+    def _judged(
+        self, answers: dict[int, RankAnswer], cp: int, timeout_s: float
+    ) -> list[RankAnswer]:
         silent = [rank for rank in range(cp) if rank not in answers]
         failed = {rank: answer for rank, answer in answers.items() if answer.kind is not None}
         if silent or failed:
@@ -257,7 +259,7 @@ class Launch:
         Args:
             wait: For a while, until they have heard it: the store may be this process's.
         """
-        self._me.box.put(f"order/{self._orders}", pack(Order, Order("")))
+        self._me.box.put(f"order/{self._orders}", pack(RankOrder, RankOrder("")))
         deadline = time.monotonic() + (_LEAVE_S if wait else 0.0)
         for rank in range(1, self.world):
             if rank not in self._lost:
@@ -306,7 +308,7 @@ class Launched:
         """
         if not self._open:
             raise MeasurementError("this crew is closed; ask the launch for another")
-        want = Order("", cp=self.cp, timeout_s=timeout_s, threads=self._threads)
+        want = RankOrder("", cp=self.cp, timeout_s=timeout_s, threads=self._threads)
         return self._launch.order(job, (args, kwargs), want)
 
     def close(self) -> None:
@@ -314,9 +316,9 @@ class Launched:
         self._open = False
 
 
-def _answer(data: bytes) -> Answer:
+def _answer(data: bytes) -> RankAnswer:
     try:
-        answer: Answer = unpack(Answer, data)
+        answer: RankAnswer = unpack(RankAnswer, data)
     except ValueError as error:
         return failed(error)
     return answer

@@ -27,7 +27,7 @@ from harness.base.pipe import MOST_BYTES, Pipe
 from harness.base.text import MOST_TRACE
 from harness.base.workers import die_with_parent
 from harness.errors import MeasurementError
-from harness.ranks.job import Answer, Failure, Member, WorkerError, failed, perform, value_of
+from harness.ranks.job import Failure, Member, RankAnswer, WorkerError, failed, perform, value_of
 from harness.ranks.wire import pack, pack_call, unpack
 
 __all__ = ("Failure", "Member", "Team", "WorkerError")
@@ -172,9 +172,9 @@ class Team:
             os.close(self._store)
         self._processes, self._pipes, self._stacks, self._store = [], [], [], None
 
-    def _gather(self, left_s: float, timeout_s: float | None = None) -> list[Answer]:
+    def _gather(self, left_s: float, timeout_s: float | None = None) -> list[RankAnswer]:
         """Wait for an answer of each worker; `timeout_s` is what an error says of the time."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RankAnswer] = {}
         deadline = time.monotonic() + left_s
         while len(answers) < self.cp:
             waiting = {
@@ -197,11 +197,11 @@ class Team:
                 raise self._late(timeout_s or left_s, silent)
         return [answers[rank] for rank in range(self.cp)]
 
-    def _heard(self, rank: int) -> Answer | None:
+    def _heard(self, rank: int) -> RankAnswer | None:
         """Return a worker's answer once all of it has arrived."""
         try:
             message = self._pipes[rank].receive()
-            answer: Answer | None = None if message is None else unpack(Answer, message)
+            answer: RankAnswer | None = None if message is None else unpack(RankAnswer, message)
         except EOFError:
             raise (self._dead() or self._closed()) from None
         except ValueError as error:
@@ -276,7 +276,7 @@ def _found(job: Callable[..., object]) -> tuple[str, str]:
     return module, name
 
 
-def _read(job: Callable[..., T], rank: int, answer: Answer) -> T:
+def _read(job: Callable[..., T], rank: int, answer: RankAnswer) -> T:
     try:
         value: T = value_of(job, answer)
     except ValueError as error:
@@ -295,9 +295,9 @@ def _serve(
     faulthandler.register(signal.SIGUSR1, file=stack.fileno())
     try:
         _join(rank, cp, store, threads)
-        pipes.send(pipe, pack(Answer, Answer()))
+        pipes.send(pipe, pack(RankAnswer, RankAnswer()))
     except Exception as error:  # the process boundary: the parent gets the text
-        pipes.send(pipe, pack(Answer, failed(error)))
+        pipes.send(pipe, pack(RankAnswer, failed(error)))
         return
     while True:
         try:
@@ -312,7 +312,7 @@ def _serve(
             answer = failed(error)
         else:
             answer = perform(job, Member(rank, cp), order.call)
-        pipes.send(pipe, pack(Answer, answer))
+        pipes.send(pipe, pack(RankAnswer, answer))
 
 
 def _join(rank: int, cp: int, path: str, threads: int) -> None:

@@ -11,7 +11,7 @@ from harness.base.judged import fields_of, judged, kinds, missing, prose, reals
 from harness.errors import RecordError
 from harness.records.config import Config
 
-SCHEMA_VERSION = 1
+CHECK_SCHEMA_VERSION = 1
 """Of lines in a file. Those without one are the same."""
 
 
@@ -78,7 +78,7 @@ class CheckRecord:
     def as_line(self) -> dict[str, object]:
         """Return the JSON form as a file has it; see `from_line`."""
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": CHECK_SCHEMA_VERSION,
             **self.as_json(),
             "config_hash": self.config_hash,
         }
@@ -96,10 +96,11 @@ def from_line(line: JsonObject) -> CheckRecord:
     absent = missing([*cell, *own], line)
     if absent:
         raise RecordError(f"{absent}, so it is no record of a check")
-    version = line.get("schema_version", SCHEMA_VERSION)
-    if type(version) is not int or version != SCHEMA_VERSION:
+    version = line.get("schema_version", CHECK_SCHEMA_VERSION)
+    if type(version) is not int or version != CHECK_SCHEMA_VERSION:
         raise RecordError(
-            f"has schema_version {reprlib.repr(version)}, and this code reads {SCHEMA_VERSION}"
+            f"has schema_version {reprlib.repr(version)}, "
+            f"and this code reads {CHECK_SCHEMA_VERSION}"
         )
     try:
         config = Config(**fields_of(Config, line))

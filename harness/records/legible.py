@@ -37,7 +37,7 @@ def one_by_one(lines: Iterable[JsonObject], read: Read[R], aside: list[Aside]) -
             aside.append(Aside(number, str(error)))
 
 
-def told(aside: Sequence[Aside], where: Path, found: int) -> list[str]:
+def told_unreadable(aside: Sequence[Aside], where: Path, found: int) -> list[str]:
     """Say which records were set aside, in lines for the user.
 
     Args:
@@ -71,7 +71,7 @@ def legible(lines: Iterable[JsonObject], where: Path, read: Read[R]) -> tuple[li
     """
     aside: list[Aside] = []
     found = list(one_by_one(lines, read, aside))
-    return found, told(aside, where, len(found))
+    return found, told_unreadable(aside, where, len(found))
 
 
 def read_cells(path: Path, read: Read[CellRecord]) -> tuple[list[CellRecord], list[str]]:

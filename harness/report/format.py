@@ -85,7 +85,7 @@ def worst_error(entry: CellRecord) -> str:
     return f"{max(found):.3g}" if len(found) == len(entry.max_rel_error) else "not finite"
 
 
-def spread(entry: CellRecord) -> tuple[float, float]:
+def sample_range(entry: CellRecord) -> tuple[float, float]:
     """Where most samples of a time lie: p20 to p80; a time without samples is exact."""
     time_s = entry.seconds
     low, high = entry.p20_s, entry.p80_s
@@ -100,7 +100,7 @@ def alike(one: CellRecord, other: CellRecord, drift: float) -> bool:
         other: Another of the same table.
         drift: Of that table; see `drift_of`.
     """
-    (low, high), (other_low, other_high) = spread(one), spread(other)
+    (low, high), (other_low, other_high) = sample_range(one), sample_range(other)
     slack = 1 + 1e-9  # rounding of simulated times
     least_s, most_s = sorted((one.seconds, other.seconds))
     overlap = low <= other_high * slack and other_low <= high * slack
@@ -123,7 +123,7 @@ def drift_of(records: Iterable[CellRecord]) -> float:
     return max((max(own) / min(own) - 1 for own in times.values()), default=0.0)
 
 
-def named(strategy: str, problem: Problem, direction: Direction) -> str:
+def cell_heading(strategy: str, problem: Problem, direction: Direction) -> str:
     """Name one cell as a heading: all that decides a plan but for the cluster."""
     tokens = short(problem.seqlen_q)
     keys = f" keys={short(problem.seqlen_kv)}" if problem.seqlen_kv != problem.seqlen_q else ""

@@ -18,8 +18,8 @@ from harness.report.format import (
     known,
     milliseconds,
     problem,
+    sample_range,
     short,
-    spread,
     unprefixed,
     worst_error,
 )
@@ -213,7 +213,7 @@ def _measured(
 ) -> list[str]:
     if not entry.ok:
         return [entry.status]
-    low, high = spread(entry)
+    low, high = sample_range(entry)
     ring = base.get(entry.config.pattern)
     against = ABSENT
     if ring is not None:

@@ -13,7 +13,7 @@ from harness.memory.ledger import trade_buffers
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, CollectiveKind
 from harness.proved.plans import proved
-from harness.training.attention_memory import attention_held, program_of
+from harness.training.attention_memory import attention_held, layer_program
 from harness.training.footprint import footprint, max_context, on_cluster
 from harness.training.models import Model, model
 from harness.training.stack import Column, counting
@@ -163,7 +163,7 @@ _AT: Mapping[str, Callable[[Model, str, Cluster, int], float]] = {
 
 def all_to_alls(shape: Model, name: str, machine: Cluster, direction: Direction) -> int:
     """All-to-alls of one layer, counted in its plan."""
-    program = program_of(
+    program = layer_program(
         shape, name, machine.gpus, machine.gpus_per_node, _K * machine.gpus, direction
     )
     return sum(

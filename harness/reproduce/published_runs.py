@@ -31,16 +31,16 @@ from harness.proved.plans import proved
 from harness.simulate.job_costs import TORCH, ULTRA, Convention, Pricer
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import Skeleton
-from harness.simulate.tile_calls import Call
+from harness.simulate.tile_calls import TimedCall
 from harness.verify.proof import verify
 from patterns import make_pattern
 from patterns.pattern import Pattern
 from patterns.table import TableMask, table_bands
 from strategies import strategy
 
-Row = Mapping[str, str]
+PublishedRow = Mapping[str, str]
 
-CLUSTERS = {"H800": "h800", "A800": "a800", "A100": "a100", "H100": "h100-hamming"}
+CALIBRATION_OF_GPU = {"H800": "h800", "A800": "a800", "A100": "a100", "H100": "h100-hamming"}
 """Calibration of each GPU label of the tables."""
 
 _EAGER = ("ring", "zigzag", "stripe")
@@ -114,11 +114,11 @@ class Case:
         return self.strategy in _EAGER
 
 
-def case_of(row: Row) -> Case | str:
+def case_of(row: PublishedRow) -> Case | str:
     """Read a row; a text says why it is skipped."""
-    if row["gpu"] not in CLUSTERS:
+    if row["gpu"] not in CALIBRATION_OF_GPU:
         gpu = row["gpu"] or "(none)"
-        return f"there is no calibration of {gpu}; there is one of {', '.join(CLUSTERS)}"
+        return f"there is no calibration of {gpu}; there is one of {', '.join(CALIBRATION_OF_GPU)}"
     if row["strategy"] not in ("ultra", *_EAGER):
         known = ", ".join(("ultra", *_EAGER))
         return f"strategy {row['strategy'] or '(none)'} does not exist here; {known} do"
@@ -171,7 +171,7 @@ def _refused_allocation(case: Case) -> str:
     return ""
 
 
-def _dense(row: Row) -> Case | str:
+def _dense(row: PublishedRow) -> Case | str:
     if row["gpus_per_node"] == "1":
         return "8 nodes of 1 GPU are an emulation"
     mode, fused = row["mode"] or "normal", row["kernel_tile"] == "1"
@@ -200,7 +200,7 @@ def _dense(row: Row) -> Case | str:
     )
 
 
-def _heads(row: Row) -> int:
+def _heads(row: PublishedRow) -> int:
     """Heads of all sequences: a kernel and a transfer take them alike.
 
     Raises:
@@ -211,7 +211,7 @@ def _heads(row: Row) -> int:
     return int(row["heads"]) * int(row["bs"])
 
 
-def _sparse(row: Row) -> Case | str:
+def _sparse(row: PublishedRow) -> Case | str:
     nodes, seqlen = int(row["nodes"]), int(row["S"])
     pattern, levels = row["pattern"], ""
     if row["strategy"] == "ring":
@@ -246,7 +246,7 @@ def _sparse(row: Row) -> Case | str:
 # Predictions ---------------------------------------------------------------------------------
 
 
-def predict(case: Case, calibration: Calibration, effects: frozenset[Effect] = ALL) -> float:
+def predict_run(case: Case, calibration: Calibration, effects: frozenset[Effect] = ALL) -> float:
     """Seconds that the row should take."""
     pricer = Pricer(
         calibration=calibration,
@@ -262,7 +262,7 @@ def predict(case: Case, calibration: Calibration, effects: frozenset[Effect] = A
     pricer.compute, pricer.transfers = case.mode != "nocomp", case.mode != "nocomm"
     if case.levels:
         text = f"ultraattn:levels={case.levels},seconds={_SEARCH_S}"
-        shape = planned(text, case.pattern, case.cp, case.gpus_per_node, case.pass_)
+        shape = planned_run(text, case.pattern, case.cp, case.gpus_per_node, case.pass_)
         return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
     if case.strategy == "owner":
         return _owner(case, pricer)
@@ -288,7 +288,7 @@ def baseline(case: Case) -> Skeleton:
     pattern = case.pattern if case.strategy == "ring" else "causal"
     # The measured rings send everything everywhere, needed or not.
     text = "ring-classic" if case.strategy == "ring" else f"{case.strategy}:prune=false"
-    return planned(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
+    return planned_run(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
 
 
 def baseline_convention(case: Case) -> Convention:
@@ -301,18 +301,18 @@ def _grid(
     case: Case, pricer: Pricer, seqlen_q: int, seqlen_kv: int, rows: int, *, fused: bool
 ) -> float:
     text = f"grid:rows={rows}" + (",fused=true" if fused else "")
-    shape = planned(text, "full", case.gpus_per_node, case.gpus_per_node, case.pass_)
+    shape = planned_run(text, "full", case.gpus_per_node, case.gpus_per_node, case.pass_)
     return _scaled(pricer, shape, seqlen_q, seqlen_kv)
 
 
 def _nodes(case: Case, pricer: Pricer, *, fused: bool) -> float:
     """A grid of nodes: each tile is the best plan inside a node, each GPU sends its own part."""
     text = f"grid:rows={case.rows}" + (",fused=true" if fused else "")
-    shape = planned(text, "full", case.nodes, 1, case.pass_)
-    known: dict[Call, float] = {}
+    shape = planned_run(text, "full", case.nodes, 1, case.pass_)
+    known: dict[TimedCall, float] = {}
     scale_q, scale_kv = case.seqlen_q / shape.seqlen_q, case.seqlen_kv / shape.seqlen_kv
 
-    def inside(call: Call) -> float:
+    def inside(call: TimedCall) -> float:
         if call not in known:
             lengths = round(call.rows * scale_q), round(call.columns * scale_kv)
             part = replace(pricer, tile_s=None, far_ranks=1)
@@ -366,7 +366,7 @@ def _strided_pairs(case: Case, pricer: Pricer) -> float:
 
 
 @lru_cache(maxsize=512)
-def planned(
+def planned_run(
     text: str,
     pattern: str,
     cp: int,

@@ -26,7 +26,7 @@ from harness.cluster.presets import CLUSTERS, cluster
 from harness.plan.problem import Direction, Dtype
 from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.config import Config, Where
-from harness.reproduce.published_runs import Case, predict
+from harness.reproduce.published_runs import Case, predict_run
 from harness.simulate.calibrated import pricer
 from harness.simulate.job_costs import ULTRA
 
@@ -38,7 +38,7 @@ _HEAD_DIM = 128  # Source: UltraAttn (SC'25), Llama2-7B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TimedConfiguration:
     """A configuration that is timed once, in the directions that any figure asks for."""
 
     cluster: str
@@ -135,7 +135,7 @@ class Speedup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class FigureFilter:
     """Which of the figures.
 
     Attributes:
@@ -151,14 +151,14 @@ class Chosen:
     seconds: float | None = None
 
 
-def tables() -> Sequence[Mapping[str, Any]]:
+def speedup_tables() -> Sequence[Mapping[str, Any]]:
     """Return the published tables, as they are in their file."""
     text = (files("harness.reproduce") / "published" / "ultraattn.toml").read_text(encoding="utf-8")
     found: Sequence[Mapping[str, Any]] = tomllib.loads(text)["table"]
     return found
 
 
-def cells(chosen: Chosen) -> list[Cell]:
+def timed_configurations(chosen: FigureFilter) -> list[TimedConfiguration]:
     """Return the cells to time, each once, those of many ranks first.
 
     Raises:
@@ -166,11 +166,11 @@ def cells(chosen: Chosen) -> list[Cell]:
     """
     if chosen.cluster:
         _calibrated(chosen.cluster)
-    ways: dict[Cell, set[Direction]] = {}
+    ways: dict[TimedConfiguration, set[Direction]] = {}
     for table, row, cp, _ in _entries(chosen):
         ways.setdefault(_cell(table, row, cp, chosen), set()).update(_directions(row[1]))
     if not ways:
-        names = ", ".join(dict.fromkeys(table["figure"] for table in tables()))
+        names = ", ".join(dict.fromkeys(table["figure"] for table in speedup_tables()))
         asked = [f"figure ({chosen.figure})"] if chosen.figure else []
         asked += [f"cp ({', '.join(map(str, chosen.cp))})"] if chosen.cp else []
         raise ValueError(
@@ -185,8 +185,8 @@ def cells(chosen: Chosen) -> list[Cell]:
 
 
 def timed(
-    todo: Sequence[Cell], chosen: Chosen, *, jobs: int
-) -> Iterator[tuple[Cell, Mapping[Direction, Times]]]:
+    todo: Sequence[TimedConfiguration], chosen: FigureFilter, *, jobs: int
+) -> Iterator[tuple[TimedConfiguration, Mapping[Direction, Times]]]:
     """Yield the times of each cell as they are known, not in order; plans are kept between runs."""
     work = partial(times, seconds=chosen.seconds, folder=cache_folder() / "structures")
     if jobs == 1 or len(todo) == 1:
@@ -195,11 +195,13 @@ def timed(
     yield from spread(work, todo, jobs=jobs, lost=_lost)
 
 
-def _lost(cell: Cell) -> tuple[Cell, Mapping[Direction, Times]]:
+def _lost(cell: TimedConfiguration) -> tuple[TimedConfiguration, Mapping[Direction, Times]]:
     raise MemoryError(f"the process that planned {cell} died")
 
 
-def speedups(chosen: Chosen, known: Mapping[Cell, Mapping[Direction, Times]]) -> Iterator[Speedup]:
+def speedups(
+    chosen: FigureFilter, known: Mapping[TimedConfiguration, Mapping[Direction, Times]]
+) -> Iterator[Speedup]:
     """Yield the chosen figures from the times of their cells, in the order of the file."""
     by_cell = {replace(cell, directions=()): found for cell, found in known.items()}
     for table, row, cp, published in _entries(chosen):
@@ -235,8 +237,8 @@ def speedups(chosen: Chosen, known: Mapping[Cell, Mapping[Direction, Times]]) ->
         )
 
 
-def _entries(chosen: Chosen) -> Iterator[tuple[Mapping[str, Any], Sequence[Any], int, float]]:
-    for table in tables():
+def _entries(chosen: FigureFilter) -> Iterator[tuple[Mapping[str, Any], Sequence[Any], int, float]]:
+    for table in speedup_tables():
         if chosen.figure not in f"{table['figure']} {table['what']}":
             continue
         for row in table["rows"]:
@@ -245,9 +247,11 @@ def _entries(chosen: Chosen) -> Iterator[tuple[Mapping[str, Any], Sequence[Any],
                     yield table, row, cp, published
 
 
-def _cell(table: Mapping[str, Any], row: Sequence[Any], cp: int, chosen: Chosen) -> Cell:
+def _cell(
+    table: Mapping[str, Any], row: Sequence[Any], cp: int, chosen: FigureFilter
+) -> TimedConfiguration:
     """A cell, as yet without directions."""
-    return Cell(
+    return TimedConfiguration(
         cluster=chosen.cluster or table["cluster"],
         pattern=row[0],
         cp=cp,
@@ -266,8 +270,8 @@ def _directions(text: str) -> tuple[Direction, ...]:
 
 
 def times(
-    cell: Cell, *, seconds: float | None, folder: Path | None
-) -> tuple[Cell, Mapping[Direction, Times]]:
+    cell: TimedConfiguration, *, seconds: float | None, folder: Path | None
+) -> tuple[TimedConfiguration, Mapping[Direction, Times]]:
     """Plan and predict a cell.
 
     Args:
@@ -307,14 +311,16 @@ def _calibrated(name: str) -> Calibration:
     return fitted
 
 
-def _error(cell: Cell, direction: Direction, fitted: Calibration, *, eager: bool) -> float:
+def _error(
+    cell: TimedConfiguration, direction: Direction, fitted: Calibration, *, eager: bool
+) -> float:
     nodes = -(-cell.cp // fitted.hardware.gpus_per_node)
     kind = plan_class(eager=eager, nodes=nodes, backward=direction is Direction.BACKWARD)
     return fitted.errors[kind]
 
 
 def _as_run(
-    cell: Cell, name: str, direction: Direction, fitted: Calibration, rows: int = 0
+    cell: TimedConfiguration, name: str, direction: Direction, fitted: Calibration, rows: int = 0
 ) -> float:
     """Time what the published harness ran under a name."""
     width = min(fitted.hardware.gpus_per_node, cell.cp)
@@ -333,11 +339,15 @@ def _as_run(
         measured_s=inf,
         author_s=None,
     )
-    return predict(case, fitted)
+    return predict_run(case, fitted)
 
 
 def _published_s(
-    cell: Cell, budget: str, direction: Direction, fitted: Calibration, folder: Path | None
+    cell: TimedConfiguration,
+    budget: str,
+    direction: Direction,
+    fitted: Calibration,
+    folder: Path | None,
 ) -> float:
     """Time the published kind of plan: the best grid for full attention, else what is solved."""
     if cell.pattern == "full":
@@ -349,13 +359,13 @@ def _published_s(
     return _in_graph(cell, f"ultraattn-paper{budget}", direction, fitted, folder, published=True)
 
 
-def _fused(cell: Cell, direction: Direction, width: int) -> bool:
+def _fused(cell: TimedConfiguration, direction: Direction, width: int) -> bool:
     """Whether fused grids were run: with many heads their memory was too large but for forward."""
     return cell.heads == 1 or (cell.cp > width and direction is Direction.FORWARD)
 
 
 def _in_graph(
-    cell: Cell,
+    cell: TimedConfiguration,
     name: str,
     direction: Direction,
     fitted: Calibration,

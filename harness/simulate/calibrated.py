@@ -20,10 +20,10 @@ from harness.simulate.bounds import jobs_bound_s
 from harness.simulate.intervals import Interval, outside, union
 from harness.simulate.job_costs import Pricer, convention
 from harness.simulate.job_graph import skeleton
-from harness.simulate.jobs import NeedKind, Part, Skeleton
+from harness.simulate.jobs import NeedKind, Skeleton, UntimedJob
 from harness.simulate.queues import Stream, queues_between, stream_of
-from harness.simulate.tile_calls import Call, calls_on
-from harness.simulate.trace import Span, kind_of
+from harness.simulate.tile_calls import TimedCall, calls_on
+from harness.simulate.trace import Span, task_kind
 
 
 def full_clock(cluster: Cluster, *, in_plan_order: bool = True) -> Calibration | None:
@@ -127,7 +127,7 @@ def trust(problem: Problem, shape: Skeleton, prices: Pricer) -> Trust:
     return Trust(fitted.id, within, fitted.errors.get(kind) if within else None)
 
 
-def _inside(call: Call, prices: Pricer) -> bool:
+def _inside(call: TimedCall, prices: Pricer) -> bool:
     tokens = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
     heads = call.heads * prices.heads
     return prices.calibration.inside(tokens, heads, prices.head_dim)
@@ -197,7 +197,7 @@ def _spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
     first = prices.start_s
     for part, start, end in zip(shape.parts, starts, ends, strict=True):
         task = plan.tasks[part.task]
-        kind = kind_of(task)
+        kind = task_kind(task)
         when = (start + first, end + first)
         if prices.hosted:
             spans += _launches(part, prices, hosts)
@@ -214,7 +214,7 @@ def _spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:
     return spans
 
 
-def _launches(part: Part, prices: Pricer, hosts: dict[int, float]) -> list[Span]:
+def _launches(part: UntimedJob, prices: Pricer, hosts: dict[int, float]) -> list[Span]:
     """Launches of a part on the hosts of its ranks; `hosts` has the time when each is free."""
     spans = []
     for rank, launched in zip(part.peers or part.ranks, part.launched, strict=False):
@@ -225,7 +225,9 @@ def _launches(part: Part, prices: Pricer, hosts: dict[int, float]) -> list[Span]
     return spans
 
 
-def _exchange(plan: Plan, part: Part, when: tuple[float, float], gpus_per_node: int) -> list[Span]:
+def _exchange(
+    plan: Plan, part: UntimedJob, when: tuple[float, float], gpus_per_node: int
+) -> list[Span]:
     """Every port that a collective uses, for all of its time."""
     task = plan.tasks[part.task]
     moved: dict[int, int] = {}
@@ -234,6 +236,6 @@ def _exchange(plan: Plan, part: Part, when: tuple[float, float], gpus_per_node: 
         for queue in () if link is LinkClass.LOCAL else queues_between(leg.src, leg.dst, link):
             moved[queue] = moved.get(queue, 0) + leg_bytes(plan, leg)
     return [
-        Span(*stream_of(queue), part.task, kind_of(task), *when, size)
+        Span(*stream_of(queue), part.task, task_kind(task), *when, size)
         for queue, size in moved.items()
     ]

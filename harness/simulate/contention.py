@@ -99,7 +99,7 @@ class _Line:
         return self.jobs[self.head] if self.head < len(self.jobs) else -1
 
 
-def run(
+def run_jobs(
     jobs: Sequence[Job],
     *,
     blocking: bool = False,

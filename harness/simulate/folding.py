@@ -8,13 +8,13 @@ that times stay equal, to the bit, where both can be run.
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from harness.simulate.jobs import Part
+from harness.simulate.jobs import UntimedJob
 from harness.simulate.queues import STREAMS, Stream, number_of
 
 _PER_RANK = len(STREAMS)
 
 
-def folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:
+def folded(parts: Sequence[UntimedJob]) -> tuple[tuple[UntimedJob, ...], dict[int, int]]:
     """Keep one part of each kind: the coarsest partition that times cannot tell apart."""
     kinds = _kinds(parts)
     if len(set(kinds)) == len(parts):
@@ -52,12 +52,12 @@ def folded(parts: Sequence[Part]) -> tuple[tuple[Part, ...], dict[int, int]]:
     return tuple(found), counts
 
 
-def _lines(part: Part) -> tuple[int, ...]:
+def _lines(part: UntimedJob) -> tuple[int, ...]:
     """The queues of a part; collectives of a rank have one too here, for they come in an order."""
     return part.queues or tuple(number_of(rank, Stream.TRANSFER) for rank in part.peers)
 
 
-def _ranks_alike(parts: Sequence[Part], kinds: Sequence[int]) -> dict[int, int]:
+def _ranks_alike(parts: Sequence[UntimedJob], kinds: Sequence[int]) -> dict[int, int]:
     """Per rank, the first rank whose queues all hold the same kinds in the same order."""
     lines: dict[int, dict[int, list[int]]] = {}
     for part, kind in zip(parts, kinds, strict=True):
@@ -71,7 +71,7 @@ def _ranks_alike(parts: Sequence[Part], kinds: Sequence[int]) -> dict[int, int]:
     }
 
 
-def _kinds(parts: Sequence[Part]) -> list[int]:
+def _kinds(parts: Sequence[UntimedJob]) -> list[int]:
     """Refine: same need, then same kinds waited for, same place in line, same kind of rank."""
     places: list[list[tuple[int, int]]] = [[] for _ in parts]
     lengths: dict[int, int] = {}

@@ -14,9 +14,9 @@ from harness.cluster.effects import ALL, Effect
 from harness.cluster.kernel_model import Kernels
 from harness.cluster.link_model import Crowd, Curve, crowded_s
 from harness.plan.problem import Direction, Dtype
-from harness.simulate.contention import HELD, Job, run
-from harness.simulate.jobs import Launched, Need, NeedKind, Size, Skeleton
-from harness.simulate.tile_calls import Call
+from harness.simulate.contention import HELD, Job, run_jobs
+from harness.simulate.jobs import LaunchCounts, Need, NeedKind, Size, Skeleton
+from harness.simulate.tile_calls import TimedCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Conventio
     return replace(base, plain_bytes=dtype.bytes, result_bytes=results)
 
 
-def launched_by(launched: Launched, how: Convention) -> Launched:
+def launched_by(launched: LaunchCounts, how: Convention) -> LaunchCounts:
     """Launches that remain under a runtime's convention: messages in batches, or no merges."""
     return launched._replace(
         merges=launched.merges + (launched.folds if how.merges else 0),
@@ -112,7 +112,7 @@ class Pricer:
     effects: frozenset[Effect] = ALL
     compute: bool = True
     transfers: bool = True
-    tile_s: Callable[[Call], float] | None = None
+    tile_s: Callable[[TimedCall], float] | None = None
     far_ranks: int = 1
     dtype: Dtype = Dtype.BFLOAT16
     _largest: float = field(default=0.0, init=False)
@@ -134,7 +134,7 @@ class Pricer:
     def run(self, jobs: Sequence[Job]) -> tuple[list[float], list[float]]:
         """Starts and ends of priced jobs."""
         blocking = Effect.BLOCKING in self.effects
-        return run(
+        return run_jobs(
             jobs,
             blocking=blocking,
             kernels_first=self.convention.kernels_first,
@@ -192,7 +192,7 @@ class Pricer:
         """Whether launches cost host time."""
         return self.convention.eager and Effect.HOST in self.effects
 
-    def launch_s(self, launched: Launched) -> float:
+    def launch_s(self, launched: LaunchCounts) -> float:
         """Host time of launches, one after another."""
         eager = self.calibration.effects.eager
         call_s = eager.kernel_s if self.direction is Direction.FORWARD else eager.backward_s
@@ -264,7 +264,7 @@ class Pricer:
     def call_s(
         self,
         kernels: Kernels,
-        call: Call,
+        call: TimedCall,
         held_sms: int,
         *,
         way: Direction | None = None,
@@ -288,7 +288,7 @@ class Pricer:
             ends_last=self.convention.ends_last,
         )
 
-    def wave_s(self, kernels: Kernels, call: Call, way: Direction) -> float:
+    def wave_s(self, kernels: Kernels, call: TimedCall, way: Direction) -> float:
         """Time of a wave of one call, see `Kernels.wave_s`."""
         rows, columns = int(call.rows * self.scale_q), int(call.columns * self.scale_kv)
         return kernels.wave_s(way, rows, columns, call.heads * self.heads, self.head_dim)

@@ -9,6 +9,7 @@ from harness.plan.plan import Plan
 from harness.plan.residency import Program
 from harness.plan.sizes import is_per_row, linear_flops, width
 from harness.plan.tasks import (
+    AccessMode,
     Collective,
     CollectiveKind,
     Delta,
@@ -17,14 +18,13 @@ from harness.plan.tasks import (
     Leg,
     Linear,
     Merge,
-    Mode,
     Piece,
     Tensor,
     Tile,
     Transfer,
 )
 from harness.simulate.folding import folded
-from harness.simulate.jobs import Need, NeedKind, Part, Size, Skeleton
+from harness.simulate.jobs import Need, NeedKind, Size, Skeleton, UntimedJob
 from harness.simulate.launches import launched_eagerly
 from harness.simulate.queues import Stream, number_of, queues_between
 from harness.simulate.tile_calls import Calls, gpu_calls
@@ -53,7 +53,7 @@ def skeleton(
         threaded: Whether one thread of a rank issues its transfers and computes, as on a CPU.
     """
     plan = program.plan
-    parts: list[Part] = []
+    parts: list[UntimedJob] = []
     queries, sizes, made = _queries(plan), _Sizes(plan), calls or gpu_calls
     for index, task in enumerate(plan.tasks):  # a part for each, so parts are numbered as tasks
         after = task.after if len(task.after) <= 1 else tuple(sorted(set(task.after)))
@@ -64,19 +64,21 @@ def skeleton(
             case Collective():
                 need = _collective(plan, task, gpus_per_node)
                 peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
-                parts.append(Part((), (), after, need, index, peers))
+                parts.append(UntimedJob((), (), after, need, index, peers))
             case Free():
-                parts.append(Part((), (), after, Need(NeedKind.DELAY), index))
+                parts.append(UntimedJob((), (), after, Need(NeedKind.DELAY), index))
             case _:
                 rank = task.place.rank
                 need = _compute(program, index, made, sizes, queries.get(rank, 0))
-                parts.append(Part((number_of(rank, Stream.COMPUTE),), (rank,), after, need, index))
+                parts.append(
+                    UntimedJob((number_of(rank, Stream.COMPUTE),), (rank,), after, need, index)
+                )
     problem = plan.problem
     if threaded:
         parts = _in_turn(parts, program)
     whole = launched_eagerly(parts) if eager else parts
     alike = dict.fromkeys(range(problem.cp), 1)
-    kept: Sequence[Part] = whole
+    kept: Sequence[UntimedJob] = whole
     if fold:
         kept, alike = folded(whole)
     senders: dict[int, set[int]] = {}
@@ -89,7 +91,7 @@ def skeleton(
     return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
 
 
-def _in_turn(parts: Sequence[Part], program: Program) -> list[Part]:
+def _in_turn(parts: Sequence[UntimedJob], program: Program) -> list[UntimedJob]:
     """Let each rank's thread go through the plan as the executor does (`execute`).
 
     In a kernel it issues nothing, so what moves waits for the kernels before it, at both ends. It
@@ -103,7 +105,9 @@ def _in_turn(parts: Sequence[Part], program: Program) -> list[Part]:
     for index, (part, step) in enumerate(zip(parts, program.steps, strict=True)):
         after, ranks = set(part.after), part.peers or part.ranks
         moves = part.need.kind in (NeedKind.TRANSFER, NeedKind.COLLECTIVE)
-        sent = [access for access in step.accesses if moves and access.mode is not Mode.CREATE]
+        sent = [
+            access for access in step.accesses if moves and access.mode is not AccessMode.CREATE
+        ]
         for rank in {access.place.rank for access in sent}:
             owed[rank] |= copied.pop(rank, set())
         for rank in ranks:
@@ -164,7 +168,7 @@ def _size(plan: Plan, pieces: Iterable[Piece]) -> Size:
 
 def _transfer(
     sizes: _Sizes, leg: Leg, after: tuple[int, ...], gpus_per_node: int, index: int
-) -> Part:
+) -> UntimedJob:
     link = link_between(leg.src, leg.dst, gpus_per_node)
     queues = queues_between(leg.src, leg.dst, link)
     match link:
@@ -174,11 +178,11 @@ def _transfer(
             need = Need(NeedKind.HOST, size=sizes.of(leg.pieces))
         case LinkClass.NVLINK | LinkClass.NIC:
             need = sizes.move(leg.pieces, far=link is LinkClass.NIC)
-            return Part(queues, (leg.src.rank, leg.dst.rank), after, need, index)
-    return Part(queues, (leg.src.rank,), after, need, index)
+            return UntimedJob(queues, (leg.src.rank, leg.dst.rank), after, need, index)
+    return UntimedJob(queues, (leg.src.rank,), after, need, index)
 
 
-def _gated(part: Part, parts: Sequence[Part]) -> Part:
+def _gated(part: UntimedJob, parts: Sequence[UntimedJob]) -> UntimedJob:
     """Let the destination of a transfer wait for what goes on there alone, not the source."""
     src, dst = part.ranks
     gates = tuple([n for n in part.after if dst in parts[n].ranks and src not in parts[n].ranks])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from harness.simulate.tile_calls import Call
+from harness.simulate.tile_calls import TimedCall
 
 
 class Size(NamedTuple):
@@ -73,7 +73,7 @@ class Need(NamedTuple):
     """
 
     kind: NeedKind
-    calls: tuple[Call, ...] = ()
+    calls: tuple[TimedCall, ...] = ()
     size: Size = Size()
     far: bool = False
     far_size: Size = Size()
@@ -86,7 +86,7 @@ class Need(NamedTuple):
     messages: int = 1
 
 
-class Launched(NamedTuple):
+class LaunchCounts(NamedTuple):
     """Launches of a rank's host so far.
 
     Attributes:
@@ -110,7 +110,7 @@ class Launched(NamedTuple):
     messages: int = 0
 
 
-class Part(NamedTuple):
+class UntimedJob(NamedTuple):
     """A job without times, see `contention.Job`.
 
     Attributes:
@@ -131,7 +131,7 @@ class Part(NamedTuple):
     need: Need
     task: int
     peers: tuple[int, ...] = ()
-    launched: tuple[Launched, ...] = ()
+    launched: tuple[LaunchCounts, ...] = ()
     latest: tuple[int, ...] = ()
     gates: tuple[int, ...] = ()
 
@@ -149,7 +149,7 @@ class Skeleton:
         lonely: Whether at most one rank of each node sends to other nodes.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[UntimedJob, ...]
     seqlen_q: int
     seqlen_kv: int
     folded: int

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from harness.simulate.jobs import Launched, Need, NeedKind, Part
+from harness.simulate.jobs import LaunchCounts, Need, NeedKind, UntimedJob
 
 
-def launched_eagerly(parts: Sequence[Part]) -> list[Part]:
+def launched_eagerly(parts: Sequence[UntimedJob]) -> list[UntimedJob]:
     """Note what hosts have launched by each part, and what waits for a batch's other half."""
     return _launched(_batched(parts))
 
 
-def _batched(parts: Sequence[Part]) -> list[Part]:
+def _batched(parts: Sequence[UntimedJob]) -> list[UntimedJob]:
     """Let what waits for a receive wait for the send that was launched with it too.
 
     torch issues the n-th send and the n-th receive of a rank as one batch, and waits for both.
@@ -78,9 +78,9 @@ class _Host:
         self.received += need.messages
 
     @property
-    def launched(self) -> Launched:
+    def launched(self) -> LaunchCounts:
         """The launches so far, with the larger of the counts of sends and receives as batches."""
-        return Launched(
+        return LaunchCounts(
             calls=self.calls,
             folds=self.folds,
             merges=self.merges,
@@ -92,7 +92,7 @@ class _Host:
         )
 
 
-def _launched(parts: Sequence[Part]) -> list[Part]:
+def _launched(parts: Sequence[UntimedJob]) -> list[UntimedJob]:
     """Note what hosts have launched by each part, in the plan's order."""
     hosts: defaultdict[int, _Host] = defaultdict(_Host)
     latest: dict[int, int] = {}
@@ -112,7 +112,7 @@ def _launched(parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def _launch(part: Part, hosts: Mapping[int, _Host]) -> tuple[int, ...]:
+def _launch(part: UntimedJob, hosts: Mapping[int, _Host]) -> tuple[int, ...]:
     """Let the hosts of a part's ranks launch it; return them, none if that costs no host time."""
     need = part.need
     match need.kind:

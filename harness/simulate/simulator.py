@@ -15,8 +15,8 @@ from harness.plan.residency import Program
 from harness.plan.tasks import Free
 from harness.simulate.calibrated import full_clock, timeline
 from harness.simulate.queues import LINK_STREAMS, Stream, stream_of
-from harness.simulate.streams import Dispatch, Order, Work, in_order, work_of
-from harness.simulate.trace import Source, Span, Trace, kind_of, trace_of
+from harness.simulate.streams import Dispatch, IssueOrder, Work, in_order, work_of
+from harness.simulate.trace import Span, Trace, TraceSource, task_kind, trace_of
 
 
 def simulate(
@@ -25,7 +25,7 @@ def simulate(
     *,
     runtime: Runtime = Runtime.GRAPH,
     dispatch: Dispatch = Dispatch.IN_ORDER,
-    order: Order | None = None,
+    order: IssueOrder | None = None,
     peak_memory_bytes: tuple[int, ...] | None = None,
     work: Work | None = None,
 ) -> Trace:
@@ -64,7 +64,7 @@ def simulate(
     return trace_of(
         program,
         spans,
-        source=Source.SIMULATED,
+        source=TraceSource.SIMULATED,
         machine=cluster.name,
         calibration=f"{calibration}; {words}",
         peak_memory_bytes=peak_memory_bytes,
@@ -145,7 +145,7 @@ def _check_all_ran(work: Work, waits: list[int]) -> None:
 
 def _spans(program: Program, work: Work, starts: list[float]) -> list[Span]:
     tasks = program.plan.tasks
-    kinds = [kind_of(task) for task in tasks]
+    kinds = [task_kind(task) for task in tasks]
     spans = [
         Span(launch.rank, Stream.LAUNCH, launch.task, "launch", launch.start_s, launch.end_s)
         for launch in work.launches

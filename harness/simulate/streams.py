@@ -24,7 +24,7 @@ from harness.plan.tasks import Collective, Leg, Transfer, ranks_of
 from harness.simulate.queues import Stream, number_of, queues_between, stream_of
 from harness.simulate.task_costs import TaskCosts, costs_on
 
-Order = Sequence[Sequence[int]]
+IssueOrder = Sequence[Sequence[int]]
 """Per rank, the ids of its tasks in the order in which it issues them."""
 
 
@@ -62,7 +62,7 @@ class Activity(NamedTuple):
     size_bytes: int
 
 
-class Launch(NamedTuple):
+class HostLaunch(NamedTuple):
     """The host of a rank launching its part of a task."""
 
     rank: int
@@ -85,11 +85,11 @@ class Work:
     activities: list[Activity]
     after: list[list[int]]
     ends: list[int]
-    launches: list[Launch]
+    launches: list[HostLaunch]
 
 
 def work_of(
-    program: Program, cluster: Cluster, runtime: Runtime, order: Order | None = None
+    program: Program, cluster: Cluster, runtime: Runtime, order: IssueOrder | None = None
 ) -> Work:
     """Break a plan into activities, without an order on any stream.
 
@@ -141,7 +141,7 @@ def work_of(
     return work
 
 
-def in_order(work: Work, order: Order | None = None) -> None:
+def in_order(work: Work, order: IssueOrder | None = None) -> None:
     """Let every stream run first in, first out: each activity waits for the one before it.
 
     Args:
@@ -161,7 +161,7 @@ def in_order(work: Work, order: Order | None = None) -> None:
             work.after[second].append(first)
 
 
-def plan_order(plan: Plan) -> Order:
+def plan_order(plan: Plan) -> IssueOrder:
     """Let every rank issue the tasks that it takes part in in the order of the plan."""
     order: list[list[int]] = [[] for _ in range(plan.problem.cp)]
     for index, task in enumerate(plan.tasks):
@@ -170,7 +170,7 @@ def plan_order(plan: Plan) -> Order:
     return order
 
 
-def _launches(costs: TaskCosts, order: Order | None) -> list[Launch]:
+def _launches(costs: TaskCosts, order: IssueOrder | None) -> list[HostLaunch]:
     """Each rank's host launches one after another and never waits for the device."""
     launches = []
     for rank, tasks in enumerate(order or plan_order(costs.plan)):
@@ -178,7 +178,7 @@ def _launches(costs: TaskCosts, order: Order | None) -> list[Launch]:
         for task in tasks:
             if count := costs.launches(task):
                 end = now + count * costs.cluster.host_launch_s
-                launches.append(Launch(rank, task, now, end))
+                launches.append(HostLaunch(rank, task, now, end))
                 now = end
     return launches
 

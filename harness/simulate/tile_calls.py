@@ -11,11 +11,11 @@ from harness.plan.kernel_calls import Call as LoweredCall
 from harness.plan.kernel_calls import joined, lower, runs_of
 from harness.plan.masks import Mask, MaskKind
 from harness.plan.plan import Plan
-from harness.plan.row_blocks import cells
+from harness.plan.row_blocks import masked_cells
 from harness.plan.tasks import Tile
 
 
-class Call(NamedTuple):
+class TimedCall(NamedTuple):
     """One kernel call: rows x columns tokens, with a triangular or an evenly spread mask."""
 
     rows: int
@@ -25,11 +25,11 @@ class Call(NamedTuple):
     density: float
 
 
-Calls = Callable[[Plan, Tile], tuple[Call, ...]]
+Calls = Callable[[Plan, Tile], tuple[TimedCall, ...]]
 """From a tile to its kernel calls."""
 
 
-def gpu_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
+def gpu_calls(plan: Plan, tile: Tile) -> tuple[TimedCall, ...]:
     """List a tile's kernel calls as a GPU takes them.
 
     A window or any other mask that is no triangle is one call with its mean density.
@@ -37,16 +37,16 @@ def gpu_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     rows, columns = plan.tokens(tile.reads[0]), plan.tokens(tile.reads[1])
     heads = tile.heads.bit_count()
     if tile.area == rows * columns:
-        return (Call(rows, columns, heads, False, 1.0),)
+        return (TimedCall(rows, columns, heads, False, 1.0),)
     q = tuple(plan.q_chunks[c] for c in tile.q)
     kv = tuple(plan.kv_chunks[c] for c in tile.kv)
     pattern = plan.problem.pattern
     calls = []
     for call in lower(pattern, q, kv):
         if call.mask.kind in (MaskKind.BAND, MaskKind.PACKED):
-            return (Call(rows, columns, heads, False, tile.area / (rows * columns)),)
+            return (TimedCall(rows, columns, heads, False, tile.area / (rows * columns)),)
         shape = call.rows[1] - call.rows[0], call.cols[1] - call.cols[0]
-        calls.append(Call(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
+        calls.append(TimedCall(*shape, heads, call.mask.kind is MaskKind.CAUSAL, 1.0))
     return tuple(calls)
 
 
@@ -58,7 +58,7 @@ def calls_on(fitted: Calibration | None) -> Calls:
     return gpu_calls if fitted is None or fitted.on_gpus else interpreter_calls
 
 
-def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
+def interpreter_calls(plan: Plan, tile: Tile) -> tuple[TimedCall, ...]:
     """List a tile's kernel calls as the harness's interpreter makes them on a CPU.
 
     A pair in a call with a mask tensor takes as long as in one without, also if it is hidden.
@@ -67,12 +67,12 @@ def interpreter_calls(plan: Plan, tile: Tile) -> tuple[Call, ...]:
     kv = tuple(plan.kv_chunks[c] for c in tile.kv)
     heads = tile.heads.bit_count()
     return tuple(
-        Call(
+        TimedCall(
             call.rows[1] - call.rows[0],
             call.cols[1] - call.cols[0],
             heads,
             call.mask.kind is MaskKind.CAUSAL,
-            min(1.0, cells(call.mask) / (len(call.mask.q) * len(call.mask.k))),
+            min(1.0, masked_cells(call.mask) / (len(call.mask.q) * len(call.mask.k))),
         )
         for call in lower(plan.problem.pattern, q, kv)
     )

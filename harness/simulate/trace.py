@@ -29,7 +29,7 @@ TILE = "tile"
 """The kind of a span that attends."""
 
 
-class Source(StrEnum):
+class TraceSource(StrEnum):
     """How a trace was made."""
 
     SIMULATED = "simulated"
@@ -78,7 +78,7 @@ class Trace:
     strategy: str
     direction: str
     cp: int
-    source: Source
+    source: TraceSource
     machine: str
     calibration: str
     labels: tuple[str, ...]
@@ -210,7 +210,7 @@ class Trace:
         return [list(mine.values()) for mine in tiles]
 
 
-def kind_of(task: Task) -> str:
+def task_kind(task: Task) -> str:
     """The kind of a task as spans name it: `tile`, `merge`, `transfer`, `all_to_all`, ..."""
     return task.kind.value if isinstance(task, Collective) else type(task).__name__.lower()
 
@@ -271,13 +271,13 @@ def measured_trace(
         if stream is Stream.COMPUTE:
             parts = gaps(span.start_s, span.end_s, blocked.get(span.rank, []))
         made += [
-            Span(span.rank, stream, span.task, kind_of(task), start - begin, end - begin, sent)
+            Span(span.rank, stream, span.task, task_kind(task), start - begin, end - begin, sent)
             for start, end in parts
         ]
     return trace_of(
         program,
         made,
-        source=Source.MEASURED,
+        source=TraceSource.MEASURED,
         machine=machine,
         calibration="measured",
         peak_memory_bytes=peak_memory_bytes,
@@ -288,7 +288,7 @@ def trace_of(
     program: Program,
     spans: Iterable[Span],
     *,
-    source: Source,
+    source: TraceSource,
     machine: str,
     calibration: str,
     peak_memory_bytes: tuple[int, ...] | None = None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.base.files import read_text
 from harness.base.toml_text import from_toml
 from harness.cluster.machine import Runtime
-from harness.cluster.presets import DEFAULT
+from harness.cluster.presets import DEFAULT_CLUSTER
 from harness.plan.problem import Direction, Dtype
 from harness.plan.tasks import Scope
 from harness.planning.peers import expanded
@@ -19,7 +19,7 @@ from harness.records import defaults
 from harness.records.config import Config, Where
 from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, comparable, strategy
 
-ALL = "*"
+EVERY = "*"
 RULES = "direct"
 
 
@@ -56,7 +56,7 @@ class Part:
     """
 
     mode: Mode
-    strategies: tuple[str, ...] = (ALL,)
+    strategies: tuple[str, ...] = (EVERY,)
     patterns: tuple[str, ...] = (defaults.PATTERN,)
     cp: tuple[int, ...] = (defaults.CP,)
     seqlen: tuple[int, ...] = (defaults.SEQLEN,)
@@ -65,7 +65,7 @@ class Part:
     batch: tuple[int, ...] = (1,)
     dtype: tuple[Dtype, ...] = (defaults.DTYPE,)
     direction: tuple[Direction, ...] = tuple(Direction)
-    cluster: tuple[str, ...] = (DEFAULT,)
+    cluster: tuple[str, ...] = (DEFAULT_CLUSTER,)
     runtime: tuple[Runtime, ...] = (Runtime.GRAPH,)
     scope: tuple[Scope, ...] = (Scope.ATTENTION,)
     hidden: tuple[int | None, ...] = (None,)
@@ -75,7 +75,7 @@ class Part:
         """Strategies on so many ranks with `*` spelled out, in canonical spelling."""
         every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
         listed = tuple(strategy(text).text for text in comparable(cp, every))
-        groups = {ALL: listed, RULES: tuple(name for name in every if name in DIRECT)}
+        groups = {EVERY: listed, RULES: tuple(name for name in every if name in DIRECT)}
         return expanded(self.strategies, lambda text: groups.get(text) or (strategy(text).text,))
 
     def cells(self) -> Iterator[Config]:
@@ -137,7 +137,7 @@ def override(part: Part, values: Overrides) -> Part:
     return replace(part, **axes)  # type: ignore[arg-type]  # the command line read each
 
 
-def load(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
+def load_suite(name: str, readers: Mapping[str, object]) -> tuple[Part, ...]:
     """Read a suite by name, or from a TOML file.
 
     Args:

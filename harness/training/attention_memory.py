@@ -47,7 +47,7 @@ class Held:
     host_forward: int
 
 
-def program_of(
+def layer_program(
     model: Model, text: str, cp: int, gpus_per_node: int, seqlen: int, direction: Direction
 ) -> Program:
     """Plan and prove a layer of a model."""
@@ -148,7 +148,7 @@ def _held(
     model: Model, text: str, cp: int, gpus_per_node: int, seqlen: int, counting: Counting
 ) -> Held:
     forward, backward = (
-        program_of(model, text, cp, gpus_per_node, seqlen, direction) for direction in Direction
+        layer_program(model, text, cp, gpus_per_node, seqlen, direction) for direction in Direction
     )
     # Forward starts from x, which nobody else holds then.
     own = replace(counting, apart=counting.apart - {Use.INPUT})

@@ -21,7 +21,7 @@ from harness.planning.chosen import Chosen
 from harness.training.attention_memory import Held, attention_held
 from harness.training.models import Model
 from harness.training.stack import (
-    DEFAULT,
+    DEFAULT_STACK,
     HOST_BYTES,
     STEP_TOKENS,
     Column,
@@ -93,7 +93,7 @@ def footprint(
     seqlen: int,
     *,
     column: Column = Column.RELEASED,
-    stack: Stack = DEFAULT,
+    stack: Stack = DEFAULT_STACK,
 ) -> Footprint:
     """Return the memory of a training step over all GPUs of a cluster.
 
@@ -149,7 +149,7 @@ def max_context(
     machine: Cluster,
     *,
     column: Column = Column.RELEASED,
-    stack: Stack = DEFAULT,
+    stack: Stack = DEFAULT_STACK,
     gpu_bytes: int | None = None,
     host_bytes: int = HOST_BYTES,
     step_tokens: int | None = None,

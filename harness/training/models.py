@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from harness.base.numbers import positive, received, whole
+from harness.base.numbers import positive, received, whole_number
 from harness.plan.problem import Dtype, Problem
 from patterns import make_pattern
 
@@ -165,6 +165,6 @@ _KEYS = ("hidden", "layers", "heads", "head_dim", "ffn", "vocab", "rotary")
 
 def _number(key: str, text: str) -> float:
     try:
-        return positive(text) if key == "rotary" else whole(text)
+        return positive(text) if key == "rotary" else whole_number(text)
     except ValueError as error:
         raise ValueError(f"model: {key} ({received(text)}) {error}") from None

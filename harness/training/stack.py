@@ -31,7 +31,7 @@ class Stack:
     state_bytes: int = 16  # Source: released scripts of arXiv:2602.21196, AdamW in float32, FSDP2
 
 
-DEFAULT = Stack()
+DEFAULT_STACK = Stack()
 
 HOST_BYTES = 1_600_000_000_000
 """Host memory of a node that holds what is offloaded.

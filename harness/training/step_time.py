@@ -26,12 +26,12 @@ from harness.simulate.task_costs import costs_on
 from harness.training.attention_memory import (
     attention_held,
     fixed_parts,
-    program_of,
+    layer_program,
     with_parts,
 )
 from harness.training.models import Model
 from harness.training.stack import (
-    DEFAULT,
+    DEFAULT_STACK,
     HOST_REST_BYTES_PER_S,
     Column,
     Stack,
@@ -108,7 +108,7 @@ def step_time(
     seqlen: int,
     *,
     column: Column = Column.RELEASED,
-    stack: Stack = DEFAULT,
+    stack: Stack = DEFAULT_STACK,
 ) -> StepTime:
     """Return the seconds of a step over all GPUs of a cluster, at the rates of `as_run`.
 
@@ -226,7 +226,7 @@ def _extended(values: Sequence[float], at: int) -> float:
 def _layer_time(
     model: Model, text: str, machine: Cluster, seqlen: int, direction: Direction
 ) -> LayerTime:
-    program = program_of(model, text, machine.gpus, machine.gpus_per_node, seqlen, direction)
+    program = layer_program(model, text, machine.gpus, machine.gpus_per_node, seqlen, direction)
     costs = costs_on(program, machine)
     work = _blocked(work_of(program, machine, Runtime.GRAPH), program)
     whole = simulate(program, machine, work=work).makespan_s

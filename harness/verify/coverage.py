@@ -35,7 +35,7 @@ from harness.plan.tasks import (
     legs_of,
 )
 
-Cell = tuple[Place, Tensor, int, int]
+CoveredCell = tuple[Place, Tensor, int, int]
 """(place, tensor, chunk, atom of heads)."""
 
 _BY_KEYS = frozenset({Tensor.OUT_PART, Tensor.DQ_PART})
@@ -53,10 +53,10 @@ class Coverage:
         self.areas: list[list[int]] = problem.pattern.areas(plan.q_chunks, plan.kv_chunks).tolist()
         self.q_atoms, self.kv_atoms = _head_atoms(plan)
         self.kv_of = {atom: problem.kv_heads(atom) for atom in self.q_atoms}
-        self.absorbed: dict[Cell, int] = {}
-        self.visiting: dict[tuple[Cell, int], int] = {}
+        self.absorbed: dict[CoveredCell, int] = {}
+        self.visiting: dict[tuple[CoveredCell, int], int] = {}
         # Accumulators that are away: the task that took them and what they had.
-        self.away: dict[Cell, tuple[int, int]] = {}
+        self.away: dict[CoveredCell, tuple[int, int]] = {}
         # Where results are finished: what left there may come home; if it lacks something, the
         # finish says so.
         self.homes = {
@@ -235,20 +235,20 @@ class Coverage:
                 if missing:
                     raise self._missed(index, place.rank, cell[1:], missing)
 
-    def _take(self, index: int, cell: Cell, version: int) -> int:
+    def _take(self, index: int, cell: CoveredCell, version: int) -> int:
         if version:
             return self.visiting.pop((cell, version), 0)
         bits = self.absorbed.pop(cell, 0)
         self.away[cell] = (index, bits)
         return bits
 
-    def _join(self, index: int, cell: Cell, bits: int) -> None:
+    def _join(self, index: int, cell: CoveredCell, bits: int) -> None:
         """Add what arrived; an accumulator that left may come home, and then be added to again."""
         if cell in self.away and (cell[:3] in self.homes or not self.away[cell][1] & ~bits):
             del self.away[cell]
         self._add(index, cell, bits)
 
-    def _add(self, index: int, cell: Cell, bits: int) -> None:
+    def _add(self, index: int, cell: CoveredCell, bits: int) -> None:
         if cell in self.away:
             place, tensor, chunk, atom = cell
             raise LateContributionError(
@@ -340,7 +340,7 @@ class Coverage:
             return ", ".join(texts)
         return f"token chunks {head_sets.text(bits)}"
 
-    def _repeated(self, index: int | None, cell: Cell, bits: int) -> RepeatedPairError:
+    def _repeated(self, index: int | None, cell: CoveredCell, bits: int) -> RepeatedPairError:
         place, tensor, chunk, atom = cell
         return RepeatedPairError(
             "every contribution is added to a result once",

@@ -33,7 +33,7 @@ from harness.plan.tasks import (
 from harness.verify.coverage import Coverage
 from harness.verify.shapes import Shapes
 
-Owners = Sequence[tuple[tuple[int, ...], ...]]
+OwnedChunks = Sequence[tuple[tuple[int, ...], ...]]
 """Per rank the query chunks that it owns, then per rank the key chunks."""
 
 _WEIGHTS = frozenset({Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O})
@@ -57,7 +57,7 @@ _GRID_RANKS = 8
 _WINDOW = 2**24  # tokens
 
 
-def verify(plan: Plan, owners: Owners | None = None) -> Program:
+def verify(plan: Plan, owners: OwnedChunks | None = None) -> Program:
     """Prove a plan and return it resolved.
 
     Args:
@@ -81,7 +81,7 @@ def verify(plan: Plan, owners: Owners | None = None) -> Program:
         raise
 
 
-def _prove(plan: Plan, owners: Owners | None) -> Program:
+def _prove(plan: Plan, owners: OwnedChunks | None) -> Program:
     shapes = Shapes(plan)
     _tables(plan, shapes)
     for index, task in enumerate(plan.tasks):
@@ -211,7 +211,9 @@ def _nothing_left(plan: Plan, residency: Residency) -> None:
                 )
 
 
-def _outputs(plan: Plan, owners: Owners | None, coverage: Coverage, residency: Residency) -> None:
+def _outputs(
+    plan: Plan, owners: OwnedChunks | None, coverage: Coverage, residency: Residency
+) -> None:
     """Every (chunk, head) of every result is promised to its owner exactly once, and is there."""
     results = _RESULTS[plan.scope, plan.direction]
     for result in results:

@@ -7,7 +7,7 @@ import torch
 
 from harness.attention import run_all
 from harness.execute import kernels
-from harness.execute.kernels import Mask, MaskKind, attend, merge_
+from harness.execute.kernels import Mask, MaskKind, attend_call, merge_
 from harness.oracle.tolerance import calibrate, judge
 from harness.plan.problem import Dtype
 from tests.support import allowed, failures, problem, run, tensors, wrong
@@ -23,7 +23,7 @@ def lse_of(scores: list[float], dtype: torch.dtype) -> torch.Tensor:
     """Log-sum-exp, by the kernel, of one query whose scores are these."""
     q = torch.ones(1, 1, 1, 1, dtype=dtype)
     k = torch.tensor(scores, dtype=dtype).reshape(1, 1, -1, 1)
-    return attend(q, k, torch.ones_like(k), full(1, len(scores)), 1.0)[1]
+    return attend_call(q, k, torch.ones_like(k), full(1, len(scores)), 1.0)[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,14 +46,14 @@ def test_b052_parts_with_weights_2_and_8_merge_by_these_weights() -> None:
 @pytest.mark.parametrize("strategy", ["ring", "zigzag", "stripe"])
 def test_b052_an_lse_in_base_2_is_seen(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem("full", 37, (4, 2), dtype=Dtype.FLOAT32, cp=2)
-    real = kernels.attend
+    real = kernels.attend_call
     assert wrong(p, strategy) == ""
 
     def base_2(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = real(*args)
         return out, lse / math.log(2.0)
 
-    monkeypatch.setattr(kernels, "attend", base_2)
+    monkeypatch.setattr(kernels, "attend_call", base_2)
     assert {v.name for v in failures(p, run(p, strategy).results)} >= {"out", "lse"}
 
 
@@ -97,14 +97,14 @@ def test_s02_an_lse_that_is_zero_or_rounded_is_seen(
     changed: str, dtype: Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem("causal", 37, (4, 2), dtype=dtype, cp=2)
-    real = kernels.attend
+    real = kernels.attend_call
     assert wrong(p, "ring") == ""
 
     def poor(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = real(*args)
         return out, torch.zeros_like(lse) if changed == "zero" else lse.bfloat16().to(lse.dtype)
 
-    monkeypatch.setattr(kernels, "attend", poor)
+    monkeypatch.setattr(kernels, "attend_call", poor)
     found = {verdict.name for verdict in failures(p, run(p, "ring").results)}
     assert "lse" in found
     assert changed != "zero" or "out" in found

@@ -16,13 +16,13 @@ from tests.support import EVERY_STRATEGY, failures, problem, run, tensors, toler
 def test_b046_an_all_zero_kernel_fails_though_every_strategy_agrees_with_one_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = kernels.attend
+    real = kernels.attend_call
 
     def nothing(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = real(*args)
         return torch.zeros_like(out), torch.full_like(lse, -torch.inf)
 
-    monkeypatch.setattr(kernels, "attend", nothing)
+    monkeypatch.setattr(kernels, "attend_call", nothing)
     spread, alone = (run(problem("causal", 23, (4, 2), cp=cp), "zigzag").results for cp in (2, 1))
     assert torch.equal(spread["out"], alone["out"])
     p = problem("causal", 23, (4, 2), cp=2)

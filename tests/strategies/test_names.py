@@ -20,6 +20,8 @@ ALLOWED = {
     "commands/reproduce.py": "papers whose figures it shows",
     "commands/speedups.py": "likewise",
     "commands/plan.py": "a plan's picture is a grid",
+    "planning/rings.py": "the way home round a ring, an option's value",
+    "execute/rope_parameters.py": "a kind of rotary scaling in published configurations",
     "commands/plan_levels.py": "the report of one planner, whose own plan it names",
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from patterns.areas import Ints
 from patterns.geometry import Band
-from patterns.kind import Kind, Mask, Parameter, Values, whole
+from patterns.kind import BuiltMask, Kind, Parameter, Values, whole_parameter
 from patterns.pattern import Bools
 
 
@@ -30,17 +30,17 @@ class Prefix:
         return np.asarray((k < self.length) | (k <= q))
 
 
-def _prefix(values: Values, seqlen_q: int, seqlen_kv: int) -> Mask:
+def _prefix(values: Values, seqlen_q: int, seqlen_kv: int) -> BuiltMask:
     length = min(int(values["length"]), seqlen_kv)
     bands = [Band(q0=0, q1=seqlen_q, k0=0, k1=length)]
     if length < min(seqlen_q, seqlen_kv):
         bands.append(Band(q0=length, q1=seqlen_q, k0=length, k1=seqlen_kv, lo=0))
-    return Mask(bands=tuple(bands), predicate=Prefix(length))
+    return BuiltMask(bands=tuple(bands), predicate=Prefix(length))
 
 
 PATTERN = Kind(
     summary="a query sees a prefix, and behind it the keys up to its own position",
     build=_prefix,
-    parameters={"length": Parameter(default=None, canonical=whole(1, least=1).canonical)},
+    parameters={"length": Parameter(default=None, canonical=whole_parameter(1, least=1).canonical)},
     sample=lambda seqlen: f"length={seqlen // 3 + 1}",
 )

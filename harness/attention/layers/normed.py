@@ -7,7 +7,7 @@ here by torch, whose autograd has their gradients, and the plan is that of atten
 import torch
 from torch.nn.functional import linear, rms_norm
 
-from harness.attention.agreement import Word, compare, digest_of, telling
+from harness.attention.agreement import Word, compare_calls, digest_of, telling
 from harness.attention.layers.given import LayerInputs, Maybe, layer_problem, turns_of
 from harness.attention.parallel import ContextParallel
 from harness.errors import UnsupportedError
@@ -27,7 +27,7 @@ def normed_layer(cp: ContextParallel, given: LayerInputs) -> torch.Tensor:
         problem = layer_problem(cp, given)
         _refuse_layers_only(cp)
         turns = turns_of(given, problem, cp.queries, cp.rank)
-    compare(cp.group, Word.RUN, given.beside, digest_of(given.beside))
+    compare_calls(cp.group, Word.RUN, given.beside, digest_of(given.beside))
     with torch.autocast(given.x.device.type, enabled=False):
         turned = None if turns is None else turns(_own_chunks(cp))
         q, k, v = (

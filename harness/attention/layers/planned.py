@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.attention.call import Call
+from harness.attention.call import AttentionCall
 from harness.attention.group import transport_of
 from harness.attention.layers.given import LayerInputs, Maybe, layer_problem, turns_of
 from harness.attention.parallel import ContextParallel
@@ -28,7 +28,7 @@ BIAS_COLUMNS = 8
 """Columns beside x where q, k or v has a bias: one of ones, and zeros that keep rows aligned."""
 
 
-def plan_call(cp: ContextParallel, given: LayerInputs) -> tuple[Call, TurnsOf | None]:
+def plan_call(cp: ContextParallel, given: LayerInputs) -> tuple[AttentionCall, TurnsOf | None]:
     """Return the call that a layer comes to, and how its tokens turn.
 
     Raises:
@@ -42,7 +42,7 @@ def plan_call(cp: ContextParallel, given: LayerInputs) -> tuple[Call, TurnsOf | 
     return replace(cp.call(problem), beside=given.beside), turns
 
 
-def run_layer(given: LayerInputs, call: Call, turns: TurnsOf | None) -> torch.Tensor:
+def run_layer(given: LayerInputs, call: AttentionCall, turns: TurnsOf | None) -> torch.Tensor:
     """Run a layer on this rank, but for the bias of y; gradients flow."""
     tensors = (*given.weights, *given.biases[:3])
     y: torch.Tensor = _Layer.apply(given.x, call, turns, *tensors)  # type: ignore[no-untyped-call]  # torch: no annotations
@@ -56,7 +56,7 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401  # torch gives a context without a type that has its attributes
         x: torch.Tensor,
-        call: Call,
+        call: AttentionCall,
         turns: TurnsOf | None,
         *tensors: Maybe,
     ) -> torch.Tensor:
@@ -80,7 +80,7 @@ class _Layer(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  # as above
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        call: Call = ctx.call
+        call: AttentionCall = ctx.call
         ready = call.ready(Direction.BACKWARD)
         plan = ready.program.plan
         tensors = ctx.saved_tensors  # once: a checkpoint computes them as they are asked for
@@ -134,7 +134,7 @@ def _slabs(tensors: Sequence[Maybe], problem: Problem) -> dict[Tensor, torch.Ten
     return slabs
 
 
-def _cut(plan: Plan, whole: torch.Tensor, resident: Resident, call: Call) -> torch.Tensor:
+def _cut(plan: Plan, whole: torch.Tensor, resident: Resident, call: AttentionCall) -> torch.Tensor:
     """Cut a piece out of this rank's tensor."""
     piece = resident.piece
     if piece.tensor.is_weight:
@@ -148,7 +148,7 @@ def _rows(
     plan: Plan,
     results: Mapping[Resident, torch.Tensor],
     tensor: Tensor,
-    call: Call,
+    call: AttentionCall,
     like: torch.Tensor,
 ) -> torch.Tensor:
     """Put the pieces of y or dx together as this rank's tokens."""
@@ -165,7 +165,7 @@ def _weight_gradient(
     results: Mapping[Resident, torch.Tensor],
     part: Tensor,
     weight: torch.Tensor,
-    call: Call,
+    call: AttentionCall,
 ) -> torch.Tensor:
     """Put the heads of a weight's gradient together; those that this rank lacks are 0.
 

@@ -2,28 +2,28 @@
 
 import pytest
 
-from harness.base.numbers import MOST, positive, received, whole
+from harness.base.numbers import LARGEST_COUNT, positive, received, whole_number
 
 NEVER = ["", " ", "²", "\u0661", "1_0", "+3", "-3", "3.0", "1e3", "0x10", "nan", "1 0", "9" * 5000]
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("7", 7), (" 12 ", 12), ("007", 7), (str(MOST), MOST)]
+    ("text", "number"), [("7", 7), (" 12 ", 12), ("007", 7), (str(LARGEST_COUNT), LARGEST_COUNT)]
 )
 def test_digits_are_a_whole_number(text: str, number: int) -> None:
-    assert whole(text) == number
+    assert whole_number(text) == number
 
 
-@pytest.mark.parametrize("text", [*NEVER, "0", "000", str(MOST + 1)])
+@pytest.mark.parametrize("text", [*NEVER, "0", "000", str(LARGEST_COUNT + 1)])
 def test_anything_else_is_answered_with_the_rule(text: str) -> None:
-    with pytest.raises(ValueError, match=f"of at least 1 and at most {MOST}$"):
-        whole(text)
+    with pytest.raises(ValueError, match=f"of at least 1 and at most {LARGEST_COUNT}$"):
+        whole_number(text)
 
 
 def test_the_limit_is_the_one_given() -> None:
-    assert whole("11", most=11) == 11
+    assert whole_number("11", most=11) == 11
     with pytest.raises(ValueError, match=r"at most 11$"):
-        whole("12", most=11)
+        whole_number("12", most=11)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from harness.cluster.presets import CLUSTERS
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.simulate.job_costs import HARNESS, TORCH, ULTRA, Pricer, launched_by
 from harness.simulate.job_graph import skeleton
-from harness.simulate.jobs import Launched, Need, NeedKind, Size, Skeleton
+from harness.simulate.jobs import LaunchCounts, Need, NeedKind, Size, Skeleton
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -228,7 +228,7 @@ def test_eager_merges_move_what_their_operations_do() -> None:
 
 
 def test_a_runtime_that_sends_one_tensor_and_merges_nothing_launches_less() -> None:
-    launched = Launched(calls=3, folds=2, merges=1, moves=4, slices=2, messages=8)
+    launched = LaunchCounts(calls=3, folds=2, merges=1, moves=4, slices=2, messages=8)
     assert launched_by(launched, TORCH)[2:] == (3, 4, 0, 0, 2, 8)
     whole = replace(TORCH, merges=False, apart=False)
     assert launched_by(launched, whole)[2:] == (1, 4, 0, 0, 0, 4)

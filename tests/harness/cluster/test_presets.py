@@ -8,7 +8,7 @@ import pytest
 
 from harness.cluster import presets as module
 from harness.cluster.machine import Link, LinkClass
-from harness.cluster.presets import CLUSTERS, DEFAULT, H100_SXM, cluster, h100, require
+from harness.cluster.presets import CLUSTERS, DEFAULT_CLUSTER, H100_SXM, cluster, h100, require
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype
 from harness.plan.tasks import Memory, Place
@@ -17,7 +17,7 @@ from harness.plan.tasks import Memory, Place
 def test_the_default_is_eight_nodes_of_eight_gpus() -> None:
     c = cluster()
 
-    assert (c.name, next(iter(CLUSTERS)), c.gpus) == (DEFAULT, "h100-hamming", 64)
+    assert (c.name, next(iter(CLUSTERS)), c.gpus) == (DEFAULT_CLUSTER, "h100-hamming", 64)
     assert (c.nodes, c.gpus_per_node, cluster("h100-1x8").gpus) == (8, 8, 8)
 
 

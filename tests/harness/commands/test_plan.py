@@ -222,8 +222,8 @@ def test_what_a_strategy_refuses_is_its_own_error() -> None:
 
 def test_a_grid_is_cut_to_whole_steps_and_ranks_with_a_hint() -> None:
     text = str(made("ring", cp=8))
-    assert verb.cut(text, 10_000, 10_000) == text
-    cut = verb.cut(text, 80, 12)
+    assert verb.cut_grid(text, 10_000, 10_000) == text
+    cut = verb.cut_grid(text, 80, 12)
     shown, hint = cut.split("\n(")
     shown = shown.splitlines()
 
@@ -245,11 +245,11 @@ def test_a_step_is_as_wide_as_its_longest_cell_and_chunks_in_a_row_are_a_range()
     wide = str(made("ultraattn-paper:seconds=0.05", cp=4))
     begins = [match.start() for match in re.finditer("step", text.splitlines()[1])]
     assert all(line[at - 1 : at] in ("", " ") for line in text.splitlines()[2:] for at in begins)
-    assert max(map(len, verb.cut(wide, 60, 99).splitlines())) <= 60
+    assert max(map(len, verb.cut_grid(wide, 60, 99).splitlines())) <= 60
 
 
 def test_a_grid_too_large_for_any_cut_still_shows_one_step_and_rank() -> None:
-    cut = verb.cut(str(made("ring", cp=8)), 1, 1)
+    cut = verb.cut_grid(str(made("ring", cp=8)), 1, 1)
 
     assert "(1 of 8 steps and 1 of 8 ranks" in " ".join(cut.split())
 

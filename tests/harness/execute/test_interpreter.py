@@ -288,7 +288,7 @@ def test_a_strategy_that_cannot_is_refused_before_anything_runs() -> None:
 
 
 def _attend_changed(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    real = kernels.attend
+    real = kernels.attend_call
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
         match change:
@@ -316,7 +316,7 @@ def _attend_changed(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
                 out[:, :, -1] = 0.0
         return out, lse
 
-    monkeypatch.setattr(kernels, "attend", attend)
+    monkeypatch.setattr(kernels, "attend_call", attend)
 
 
 def _uncausal(mask: Mask) -> Mask:

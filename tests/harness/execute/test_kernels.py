@@ -20,9 +20,9 @@ from harness.execute.kernels import (
     MaskKind,
     accumulator_dtype,
     add,
-    attend,
     attend_backward,
     attend_backward_delta,
+    attend_call,
     delta,
     merge_,
 )
@@ -118,7 +118,7 @@ def test_forward_and_both_backwards_equal_the_oracle(
     q, k, v, dout = tensors(shape, dtype)
     mask, allowed = mask_of(kind, shape[3], shape[4])
     tolerance = calibrate(q, k, v, allowed, scale=0.2, dout=dout)
-    out, lse = attend(q, k, v, mask, 0.2)
+    out, lse = attend_call(q, k, v, mask, 0.2)
     by_out = attend_backward(dout, q, k, v, out, lse, mask, 0.2)
     by_delta = attend_backward_delta(dout, q, k, v, delta(out, dout), lse, mask, 0.2)
 
@@ -148,7 +148,7 @@ def test_masks_of_positions_are_right_in_many_small_blocks(
     q, k, v, dout = tensors(shape, dtype)
     mask, allowed = mask_of(kind, shape[3], shape[4])
     tolerance = calibrate(q, k, v, allowed, scale=0.2, dout=dout)
-    out, lse = attend(q, k, v, mask, 0.2)
+    out, lse = attend_call(q, k, v, mask, 0.2)
     grads = attend_backward(dout, q, k, v, out, lse, mask, 0.2)
     result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
@@ -159,7 +159,7 @@ def test_masks_of_positions_are_right_in_many_small_blocks(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lse_is_torch_logsumexp(dtype: torch.dtype) -> None:
     q, k, v, _ = tensors((2, 3, 3, 17, 29, 8, 8), dtype)
-    _, lse = attend(q, k, v, full(17, 29), 0.3)
+    _, lse = attend_call(q, k, v, full(17, 29), 0.3)
     expected = torch.logsumexp(q.double() @ k.double().mT * 0.3, dim=-1)
 
     torch.testing.assert_close(
@@ -174,7 +174,7 @@ def test_an_empty_side_is_answered_without_a_kernel(
 ) -> None:
     q, k, v, dout = tensors((2, 4, 2, *tokens, 8, 6), torch.float32)
     mask, _ = mask_of(kind, *tokens)
-    out, lse = attend(q, k, v, mask, 1.0)
+    out, lse = attend_call(q, k, v, mask, 1.0)
     grads = attend_backward(dout, q, k, v, out, lse, mask, 1.0)
     also = attend_backward_delta(dout, q, k, v, delta(out, dout), lse, mask, 1.0)
 
@@ -189,7 +189,7 @@ def test_an_empty_side_is_answered_without_a_kernel(
 def test_no_heads_and_no_batch_are_answered_without_a_kernel() -> None:
     for batch, heads in ((1, 0), (0, 2)):
         q, k, v, _ = tensors((batch, heads, heads, 3, 5, 8, 8), torch.float32)
-        out, lse = attend(q, k, v, full(3, 5), 1.0)
+        out, lse = attend_call(q, k, v, full(3, 5), 1.0)
 
         assert out.shape == q.shape
         assert lse.shape == q.shape[:3]
@@ -202,7 +202,7 @@ def test_a_row_without_a_key_is_minus_infinity_and_has_no_gradient(
 ) -> None:
     q, k, v, dout = tensors((1, 4, 2, 9, 13, 8, 8), dtype)
     mask = Mask(MaskKind.BAND, range(9), range(6, 19), lo=0)
-    out, lse = attend(q, k, v, mask, 0.4)
+    out, lse = attend_call(q, k, v, mask, 0.4)
     if form == "out":
         grads = attend_backward(dout, q, k, v, out, lse, mask, 0.4)
     else:
@@ -222,7 +222,7 @@ def test_a_band_finds_its_keys_behind_a_thousand_hidden_ones() -> None:
     distance = torch.arange(1370, 1393)[:, None] - torch.arange(1400)
     allowed = (distance >= 0) & (distance <= 40)
     tolerance = calibrate(q, k, v, allowed, scale=0.25, dout=dout)
-    out, lse = attend(q, k, v, mask, 0.25)
+    out, lse = attend_call(q, k, v, mask, 0.25)
     grads = attend_backward(dout, q, k, v, out, lse, mask, 0.25)
     result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
@@ -235,7 +235,7 @@ def test_a_bound_that_is_none_does_not_bind(bounds: tuple[int | None, int | None
     lo, hi = bounds
     distance = torch.arange(7)[:, None] - torch.arange(11)
     allowed = (distance >= (-99 if lo is None else lo)) & (distance <= (99 if hi is None else hi))
-    out, _ = attend(q, k, v, Mask(MaskKind.BAND, range(7), range(11), lo, hi), 0.5)
+    out, _ = attend_call(q, k, v, Mask(MaskKind.BAND, range(7), range(11), lo, hi), 0.5)
 
     torch.testing.assert_close(out, reference(q, k, v, allowed, 0.5)["out"], rtol=0, atol=1e-13)
 
@@ -262,7 +262,7 @@ def test_a_misaligned_or_strided_view_gives_the_same_bits(
     mask = full(37, 53)
 
     def run(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        out, lse = attend(q, k, v, mask, 0.3)
+        out, lse = attend_call(q, k, v, mask, 0.3)
         return out, lse, *attend_backward(dout, q, k, v, out, lse, mask, 0.3)
 
     expected = run(*inputs)
@@ -278,9 +278,9 @@ def test_a_misaligned_or_strided_view_gives_the_same_bits(
 
 def test_token_major_inputs_give_contiguous_results() -> None:
     q, k, v, _ = tensors((2, 4, 2, 7, 11, 8, 8), torch.float32)
-    expected, _ = attend(q, k, v, full(7, 11), 0.3)
+    expected, _ = attend_call(q, k, v, full(7, 11), 0.3)
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    out, lse = attend(q, k, v, full(7, 11), 0.3)
+    out, lse = attend_call(q, k, v, full(7, 11), 0.3)
 
     assert out.is_contiguous()
     assert lse.is_contiguous()
@@ -300,7 +300,7 @@ def test_partial_gradients_over_disjoint_keys_add_up(dtype: torch.dtype, form: s
     out_acc = torch.zeros(dout.shape, dtype=acc)
     lse = torch.full(dout.shape[:3], -math.inf, dtype=acc)
     for (k_part, v_part), mask in zip(parts, masks, strict=True):
-        merge_(out_acc, lse, *attend(q, k_part, v_part, mask, 0.25))
+        merge_(out_acc, lse, *attend_call(q, k_part, v_part, mask, 0.25))
     out = out_acc.to(dtype)
     dq = torch.zeros(q.shape, dtype=acc)
     dk, dv = [], []
@@ -329,7 +329,7 @@ def test_partial_gradients_over_disjoint_keys_add_up(dtype: torch.dtype, form: s
 def test_delta_stands_for_the_output(dims: tuple[int, int], kind: MaskKind) -> None:
     q, k, v, dout = tensors((2, 6, 2, 37, 53, *dims), torch.float64)
     mask, _ = mask_of(kind, 37, 53)
-    out, lse = attend(q, k, v, mask, 0.25)
+    out, lse = attend_call(q, k, v, mask, 0.25)
     expected = attend_backward(dout, q, k, v, out, lse, mask, 0.25)
     actual = attend_backward_delta(dout, q, k, v, delta(out, dout), lse, mask, 0.25)
 
@@ -343,7 +343,7 @@ def test_low_precision_keeps_delta_to_float32(
     dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, dout = tensors((1, 2, 1, 19, 23, 8, 8), dtype)
-    out, lse = attend(q, k, v, full(19, 23), 0.3)
+    out, lse = attend_call(q, k, v, full(19, 23), 0.3)
     exact = size * delta(out, dout)
     seen: list[Tensor] = []
     backward = kernels._backward
@@ -364,7 +364,7 @@ def test_grouped_heads_do_not_lose_precision_in_bfloat16() -> None:
     q, k, v, dout = tensors((1, 8, 1, 512, 384, 64, 64), torch.bfloat16)
     mask = full(512, 384)
     ref = reference(q, k, v, torch.ones(512, 384, dtype=torch.bool), 0.125, dout)
-    out, lse = attend(q, k, v, mask, 0.125)
+    out, lse = attend_call(q, k, v, mask, 0.125)
     _, dk, dv = attend_backward(dout, q, k, v, out, lse, mask, 0.125)
 
     for name, x in (("dk", dk), ("dv", dv)):
@@ -526,7 +526,7 @@ def test_attend_allocates_what_it_says(dtype: torch.dtype) -> None:
     q, k, v, dout = tensors((2, 6, 2, 5, 7, 8, 8), dtype)
     acc = accumulator_dtype(dtype)
     with Ledger(q, k, v) as forward:
-        out, lse = attend(q, k, v, full(5, 7), 1.0)
+        out, lse = attend_call(q, k, v, full(5, 7), 1.0)
     with Ledger(q, k, v, dout, out, lse) as backward:
         attend_backward(dout, q, k, v, out, lse, full(5, 7), 1.0)
     side, rows, keys = 2 * 6 * 5 * 8, 2 * 6 * 5, 2 * 2 * 7 * 8
@@ -549,21 +549,21 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones(dtype: torch.dtype) -> 
 def test_inputs_that_do_not_fit_are_refused() -> None:
     q, k, v, dout = tensors((2, 4, 2, 5, 7, 8, 6), torch.float32)
     mask = full(5, 7)
-    out, lse = attend(q, k, v, mask, 1.0)
+    out, lse = attend_call(q, k, v, mask, 1.0)
     with pytest.raises(ValueError, match="dtype and device must be one"):
-        attend(q, k.double(), v, mask, 1.0)
+        attend_call(q, k.double(), v, mask, 1.0)
     with pytest.raises(ValueError, match="batch must be one"):
-        attend(q[:1], k, v, mask, 1.0)
+        attend_call(q[:1], k, v, mask, 1.0)
     with pytest.raises(ValueError, match="agree in heads and tokens"):
-        attend(q, k, v[:, :, 1:], mask, 1.0)
+        attend_call(q, k, v[:, :, 1:], mask, 1.0)
     with pytest.raises(ValueError, match="one head_dim"):
-        attend(q[..., :4], k, v, mask, 1.0)
+        attend_call(q[..., :4], k, v, mask, 1.0)
     with pytest.raises(ValueError, match="multiple of heads_kv"):
-        attend(q[:, :3], k, v, mask, 1.0)
+        attend_call(q[:, :3], k, v, mask, 1.0)
     with pytest.raises(ValueError, match="each must be"):
-        attend(q[0], k, v, mask, 1.0)
+        attend_call(q[0], k, v, mask, 1.0)
     with pytest.raises(ValueError, match="mask is 7 x 5"):
-        attend(q, k, v, full(7, 5), 1.0)
+        attend_call(q, k, v, full(7, 5), 1.0)
     with pytest.raises(ValueError, match=r"out .* must be"):
         attend_backward(dout, q, k, v, out[..., 1:], lse, mask, 1.0)
     with pytest.raises(ValueError, match=r"lse .* must be"):
@@ -577,7 +577,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="rows x E"):
         merge_(out, lse, out[:, 1:], lse)
     with pytest.raises(UnsupportedError, match="meta"):
-        attend(q.to("meta"), k.to("meta"), v.to("meta"), mask, 1.0)
+        attend_call(q.to("meta"), k.to("meta"), v.to("meta"), mask, 1.0)
 
 
 def test_packed_takes_bands_and_nothing_else_does() -> None:
@@ -595,7 +595,7 @@ def test_bounds_without_a_band_are_refused() -> None:
 
 def test_results_carry_no_autograd_history() -> None:
     q, k, v, _ = tensors((1, 2, 1, 5, 7, 8, 8), torch.float32)
-    out, lse = attend(q.requires_grad_(), k, v, full(5, 7), 1.0)
+    out, lse = attend_call(q.requires_grad_(), k, v, full(5, 7), 1.0)
 
     assert not out.requires_grad
     assert not lse.requires_grad
@@ -785,7 +785,7 @@ def test_cuda_equals_the_oracle(
     mask, allowed = mask_of(kind, shape[3], shape[4])
     tolerance = calibrate(q, k, v, allowed, scale=0.2, dout=dout)
     q, k, v, dout = (x.cuda() for x in (q, k, v, dout))
-    out, lse = attend(q, k, v, mask, 0.2)
+    out, lse = attend_call(q, k, v, mask, 0.2)
     by_out = attend_backward(dout, q, k, v, out, lse, mask, 0.2)
     by_delta = attend_backward_delta(dout, q, k, v, delta(out, dout), lse, mask, 0.2)
     for grads in (by_out, by_delta):

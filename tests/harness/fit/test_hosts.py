@@ -7,7 +7,7 @@ import pytest
 
 from harness.cluster.calibration import Calibration, calibration
 from harness.fit.hosts import TRANSFER_S, fit_hosts, host_counts
-from harness.reproduce.published_runs import Case, predict
+from harness.reproduce.published_runs import Case, predict_run
 
 TRUE = {
     "kernel_s": 90e-6,
@@ -44,7 +44,7 @@ def runs(value: Calibration) -> list[Case]:
             measured_s=1.0,
             author_s=None,
         )
-        found.append(replace(case, measured_s=predict(case, value)))
+        found.append(replace(case, measured_s=predict_run(case, value)))
     return found
 
 
@@ -61,7 +61,7 @@ def test_known_prices_are_found_again_though_some_rows_are_wrong() -> None:
 def test_runs_that_do_not_wait_for_their_host_change_nothing() -> None:
     value = calibration("a800")
     long = [replace(case, seqlen_q=2**20, seqlen_kv=2**20) for case in runs(value)]
-    long = [replace(case, measured_s=predict(case, value)) for case in long]
+    long = [replace(case, measured_s=predict_run(case, value)) for case in long]
     assert fit_hosts(value, long, str) is value
 
 

@@ -265,7 +265,7 @@ def test_the_newest_record_of_a_cell_counts() -> None:
     other = replace(CELL, batch=3)
     old, new = (record(CELL, status, {}, time_s=1.0) for status in (Status.ERROR, Status.OK))
     third = record(other, Status.OK, {}, time_s=1.0)
-    assert sweep.in_order([other, CELL], [old, third, new]) == [third, new]
+    assert sweep.records_in_order([other, CELL], [old, third, new]) == [third, new]
 
 
 @pytest.mark.parametrize(

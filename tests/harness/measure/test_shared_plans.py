@@ -7,7 +7,7 @@ import pytest
 
 from harness.errors import UnsupportedError
 from harness.measure import shared_plans
-from harness.measure.cell import RankSample, Refusal, program_of, rank_job
+from harness.measure.cell import RankSample, Refusal, program_of_cell, rank_job
 from harness.ranks.team import Member, Team, WorkerError
 from harness.records.config import Config
 from tests.harness.measure.test_cells import CELL
@@ -48,7 +48,7 @@ def test_all_ranks_run_the_plan_that_rank_0_made(team: Team) -> None:
     first, *others = team.run(other_plans, SOON_S, config, "")
     assert isinstance(first, RankSample)
     assert all(isinstance(rank, RankSample) and rank.plans == "" for rank in others)
-    assert program_of(config, first).plan.problem.cp == 3
+    assert program_of_cell(config, first).plan.problem.cp == 3
 
 
 def test_what_rank_0_refuses_all_refuse_and_its_failure_is_told_by_all(team: Team) -> None:

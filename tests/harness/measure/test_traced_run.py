@@ -20,7 +20,7 @@ from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.simulate.chrome import to_chrome
 from harness.simulate.queues import Stream
-from harness.simulate.trace import Source
+from harness.simulate.trace import TraceSource
 
 CONFIG = Config(
     strategy="ring",
@@ -65,7 +65,7 @@ def test_sums_of_a_measured_trace_are_those_of_its_record(run: tuple[Config, Tra
     trace = found.trace
     sent, _ = planned_traffic(plan_of(config))
 
-    assert (trace.source, trace.cp, trace.direction) == (Source.MEASURED, 2, config.direction)
+    assert (trace.source, trace.cp, trace.direction) == (TraceSource.MEASURED, 2, config.direction)
     assert trace.link_bytes == {"transfer": sum(sent.values())}
     by_rank = dict.fromkeys(sent, 0)
     for span in trace.spans:

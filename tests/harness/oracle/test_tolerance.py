@@ -12,8 +12,8 @@ from harness.execute.kernels import (
     Mask,
     MaskKind,
     accumulator_dtype,
-    attend,
     attend_backward,
+    attend_call,
     merge_,
 )
 from harness.oracle.tolerance import Tolerance, Verdict, calibrate, errors, judge, limit, widest
@@ -82,7 +82,7 @@ def run_in_parts(p: Problem, *, causal: bool, bug: str = "") -> dict[str, Tensor
     out_acc = torch.zeros(dout.shape, dtype=acc)
     lse = torch.full(dout.shape[:3], -math.inf, dtype=acc)
     for step, ((k, v), mask) in enumerate(zip(parts, masks, strict=True)):
-        part = attend(q, k, v, mask, SCALE)
+        part = attend_call(q, k, v, mask, SCALE)
         if bug == "dropped merge" and step == 2:
             continue
         if bug == "part merged twice" and step == 2:
@@ -98,7 +98,9 @@ def run_in_parts(p: Problem, *, causal: bool, bug: str = "") -> dict[str, Tensor
     for step, ((k, v), mask) in enumerate(zip(parts, masks, strict=True)):
         if bug == "stale KV" and step == 2:
             k, v = parts[1]  # noqa: PLW2901  # the buffer still holds the part before
-        own = (*attend(q, k, v, mask, SCALE),) if bug == "lse of the part alone" else (out, lse)
+        own = (
+            (*attend_call(q, k, v, mask, SCALE),) if bug == "lse of the part alone" else (out, lse)
+        )
         grads = attend_backward(dout, q, k, v, *own, mask, SCALE)
         dq += grads[0]
         dk.append(grads[1])
@@ -192,7 +194,7 @@ def test_a_gradient_that_cancels_is_judged_by_its_terms(dtype: torch.dtype, gain
     every = torch.ones(33, 1, dtype=torch.bool)
     mask = Mask(MaskKind.FULL, range(33), range(1))
     tolerance = calibrate(q, k, v, every, scale=0.125, dout=dout)
-    out, lse = attend(q, k, v, mask, 0.125)
+    out, lse = attend_call(q, k, v, mask, 0.125)
     grads = attend_backward(dout, q, k, v, out, lse, mask, 0.125)
     result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
@@ -208,7 +210,7 @@ def test_sharp_scores_are_judged_by_the_size_of_their_lse(seed: int) -> None:
     q = 30 * p.q
     tolerance = calibrate(q, p.k, p.v, allowed_of(True), scale=SCALE, dout=p.dout)
     mask = Mask(MaskKind.BAND, range(COLS - ROWS, COLS), range(COLS), lo=0)
-    out, lse = attend(q, p.k, p.v, mask, SCALE)
+    out, lse = attend_call(q, p.k, p.v, mask, SCALE)
     grads = attend_backward(p.dout, q, p.k, p.v, out, lse, mask, SCALE)
     result = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
 

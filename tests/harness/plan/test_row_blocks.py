@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.plan.masks import Mask, MaskKind
-from harness.plan.row_blocks import batches, cells, parts, spans
+from harness.plan.row_blocks import batches, masked_cells, parts, spans
 from patterns import Band
 from patterns.areas import BandArrays
 from tests.patterns.generators import times_covered
@@ -60,7 +60,7 @@ def test_batches_hold_every_pair_once_and_no_other(
         patch("harness.plan.row_blocks._STEP", step),
         patch("harness.plan.row_blocks._MOST_KEYS", most),
     ):
-        bound, worked = parts(mask), cells(mask)
+        bound, worked = parts(mask), masked_cells(mask)
         for batch in batches(mask):
             length = batch.seen.shape[1]
             keys = sum(count for _, count in batch.edges) + (batch.common or (0, 0))[1]

@@ -67,8 +67,12 @@ def test_a_projection_is_turned_by_the_positions_of_its_chunks() -> None:
     turns = plainly(chunks, 100.0)
     plain = torch.einsum("bsm,hdm->bhsd", x[:, 0], weight.reshape(3, 4, 7))
     expected = by_hand(plain, 100.0, [11, 15, 19, 2, 3])
-    torch.testing.assert_close(projections.project(x, weight, turns), expected, rtol=0, atol=1e-13)
-    torch.testing.assert_close(projections.project(x, weight, None), plain, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        projections.project_tensors(x, weight, turns), expected, rtol=0, atol=1e-13
+    )
+    torch.testing.assert_close(
+        projections.project_tensors(x, weight, None), plain, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("turned", [False, True])

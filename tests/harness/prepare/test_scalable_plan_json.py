@@ -25,8 +25,8 @@ from harness.prepare.scalable_plan_json import structure_from, text_of
 from harness.proved.plans import proved
 from harness.records.config import Config, Where
 from harness.schedule.post_late import posted_late
-from harness.simulate.jobs import Launched, Need, Part, Size
-from harness.simulate.tile_calls import Call
+from harness.simulate.jobs import LaunchCounts, Need, Size, UntimedJob
+from harness.simulate.tile_calls import TimedCall
 from harness.verify.proof import verify
 from strategies import strategy
 from tests.support import layer_problem, problem
@@ -117,18 +117,18 @@ def test_every_field_comes_back_with_more_than_one_value() -> None:
     made.append(verify(posted_late(made[-3].plan, cluster("h100-1x8"))))
     befores = [before for each in made for before in forms(each, TWO_NODES)]
     befores.append(attending_again(small()))
-    parts: set[Part] = set()
+    parts: set[UntimedJob] = set()
     for before in befores:
         after = structure_from(text_of(before))
         assert after == before
         parts.update(after.shape.parts)
     needs = {part.need for part in parts}
     values: dict[type, set[Any]] = {
-        Part: parts,
+        UntimedJob: parts,
         Need: needs,
         Size: {need.size for need in needs},
-        Call: {call for need in needs for call in need.calls},
-        Launched: {counts for part in parts for counts in part.launched},
+        TimedCall: {call for need in needs for call in need.calls},
+        LaunchCounts: {counts for part in parts for counts in part.launched},
     }
     for kind, seen in values.items():
         for name in kind.__annotations__:

@@ -190,13 +190,15 @@ def test_who_reaches_the_store_cannot_make_a_rank_run_anything(tmp_path: Path) -
         del member
         job.append(number)
 
-    order = launch.Order("touch", pack_call(touch, (7,), {}), cp=2, backend="gloo", timeout_s=1.0)
+    order = launch.RankOrder(
+        "touch", pack_call(touch, (7,), {}), cp=2, backend="gloo", timeout_s=1.0
+    )
     attacks = [
         lambda: (
             foreign.set("order/0/0", pickle.dumps(Opens(str(mark)))),
             foreign.set("order/0", "1"),
         ),
-        lambda: Box(foreign, b"guessed").put("order/0", pack(launch.Order, order)),
+        lambda: Box(foreign, b"guessed").put("order/0", pack(launch.RankOrder, order)),
         lambda: foreign.set("order/0", "99999999999999 " + "0" * 64),
         lambda: foreign.set("order/0", b"\xff\xfe"),
     ]
@@ -205,13 +207,13 @@ def test_who_reaches_the_store_cannot_make_a_rank_run_anything(tmp_path: Path) -
         attack()
         assert box.take("order/0") is None
     # A message of the launch in another's place is none either.
-    box.put("order/1", pack(launch.Order, order))
+    box.put("order/1", pack(launch.RankOrder, order))
     for part in ("", "/0"):
         foreign.set(f"order/0{part}", foreign.get(f"order/1{part}"))
     assert box.take("order/0") is None
 
-    box.put("order/0", pack(launch.Order, order))  # the driver's own comes through
-    assert unpack(launch.Order, box.take("order/0") or b"") == order
+    box.put("order/0", pack(launch.RankOrder, order))  # the driver's own comes through
+    assert unpack(launch.RankOrder, box.take("order/0") or b"") == order
     assert not mark.exists()
     assert job == []
 
@@ -220,7 +222,7 @@ def test_a_rank_does_only_the_jobs_of_its_launch() -> None:
     met = meeting.Met(HashStore(), SECRET, rank=0, world=1, local_rank=0, local_world=1)
     rank = launch.Rank(met, {"known": lambda _: None})
     rank._group = 3
-    answer = rank.perform(launch.Order("os.system", b"", cp=1, group=3))
+    answer = rank.perform(launch.RankOrder("os.system", b"", cp=1, group=3))
     assert answer.kind is Failure.ERROR
     assert answer.reason == "job (os.system) must be one of known"
 
@@ -317,8 +319,8 @@ def test_all_ranks_leave_a_group_together_and_those_a_new_one_lacks_leave_the_ol
     first, other = (
         Recorded(meeting.Met(store, SECRET, rank, 2, rank, 2), done) for rank in range(2)
     )
-    first.box.put("order/0", pack(launch.Order, launch.Order("job", cp=1, group=1)))
-    first.box.put("order/1", pack(launch.Order, launch.Order("job", cp=1, group=2)))
+    first.box.put("order/0", pack(launch.RankOrder, launch.RankOrder("job", cp=1, group=1)))
+    first.box.put("order/1", pack(launch.RankOrder, launch.RankOrder("job", cp=1, group=2)))
     driver = launch.Launch(first)
     driver._orders = 2
     thread = threading.Thread(target=other.serve)

@@ -3,11 +3,11 @@
 import pytest
 
 from harness import cli
-from harness.cluster.presets import DEFAULT
+from harness.cluster.presets import DEFAULT_CLUSTER
 from harness.commands.arguments import problem_of
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.records.defaults import CP, PATTERN, SEQLEN, heads_of, usual
-from harness.report.format import named
+from harness.report.format import cell_heading
 from harness.sweep.suite import Mode, Part
 from patterns import make_pattern
 
@@ -18,7 +18,7 @@ def test_every_verb_means_the_problem_that_a_sweep_means(verb: str) -> None:
     (cell,) = {cell.problem for cell in Part(mode=Mode.SIMULATE, strategies=("ring",)).cells()}
     assert problem_of(args) == cell == usual(PATTERN, CP, SEQLEN, 32, 8)
     if verb != "explain":
-        assert args.cluster == DEFAULT == Part(mode=Mode.SIMULATE).cluster[0]
+        assert args.cluster == DEFAULT_CLUSTER == Part(mode=Mode.SIMULATE).cluster[0]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_a_heading_names_all_that_decides_a_plan() -> None:
         cp=5,
         hidden=77,
     )
-    assert named("usp:5x1", problem, Direction.BACKWARD) == (
+    assert cell_heading("usp:5x1", problem, Direction.BACKWARD) == (
         "usp:5x1 star cp=5 S=3k keys=4k B=3 layer hidden=77 heads=6/2 D=24 float16 backward"
     )

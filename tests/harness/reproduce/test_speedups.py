@@ -12,10 +12,18 @@ from harness.cluster.presets import cluster
 from harness.commands import reproduce as verb
 from harness.plan.problem import Direction
 from harness.reproduce import speedups as module
-from harness.reproduce.published_runs import case_of, predict
-from harness.reproduce.speedups import Cell, Chosen, Times, cells, speedups, tables, times
+from harness.reproduce.published_runs import case_of, predict_run
+from harness.reproduce.speedups import (
+    FigureFilter,
+    TimedConfiguration,
+    Times,
+    speedup_tables,
+    speedups,
+    timed_configurations,
+    times,
+)
 
-STAR = Cell(
+STAR = TimedConfiguration(
     cluster="h100-hamming",
     pattern="star",
     cp=2,
@@ -37,7 +45,7 @@ def call(*words: str) -> int:
 
 def test_every_published_value_is_there_once_and_has_its_source() -> None:
     counts: dict[str, int] = {}
-    for table in tables():
+    for table in speedup_tables():
         for row in table["rows"]:
             assert len(row[4]) == len(table["cp"])
             assert set(*(map(int, each) for each in row[5:])) <= set(table["cp"])
@@ -50,14 +58,14 @@ def test_every_published_value_is_there_once_and_has_its_source() -> None:
 
 
 def test_replaced_values_are_judged_by_the_logged_ones() -> None:
-    logged = [each for table in tables() for row in table["rows"] for each in row[5:]]
+    logged = [each for table in speedup_tables() for row in table["rows"] for each in row[5:]]
     assert sum(map(len, logged)) == 11  # the script draws eleven of the dense bars
     assert all(0.5 < value < 1 for each in logged for value in each.values())
-    todo = cells(Chosen(figure="fig8", cp=(8,)))
+    todo = timed_configurations(FigureFilter(figure="fig8", cp=(8,)))
     known = {cell: dict.fromkeys(cell.directions, TIMES) for cell in todo}
     found = [
         each
-        for each in speedups(Chosen(figure="fig8", cp=(8,)), known)
+        for each in speedups(FigureFilter(figure="fig8", cp=(8,)), known)
         if (each.pattern, each.heads, each.seqlen) == ("causal", 32, 524288)
     ]
     assert [each.published for each in found] == [0.98, 1.0]
@@ -66,7 +74,7 @@ def test_replaced_values_are_judged_by_the_logged_ones() -> None:
 
 
 def test_a_cell_is_timed_once_for_all_figures_and_only_in_the_directions_they_ask_for() -> None:
-    todo = cells(Chosen())
+    todo = timed_configurations(FigureFilter())
     assert len({replace(cell, directions=()) for cell in todo}) == len(todo)
     assert len(todo) == 32 + 32 + 12 + 4  # end to end, only prefill has cells of its own
     ways = {cell.pattern: cell.directions for cell in todo}
@@ -76,8 +84,8 @@ def test_a_cell_is_timed_once_for_all_figures_and_only_in_the_directions_they_as
 
 
 def test_end_to_end_adds_layers_and_the_rest_of_an_iteration() -> None:
-    chosen = Chosen(figure="end to end, training, sparse")
-    known = {cell: dict.fromkeys(cell.directions, TIMES) for cell in cells(chosen)}
+    chosen = FigureFilter(figure="end to end, training, sparse")
+    known = {cell: dict.fromkeys(cell.directions, TIMES) for cell in timed_configurations(chosen)}
     first = next(speedups(chosen, known))
     assert (first.pattern, first.heads, first.direction) == ("strided", 1, "both")
     assert first.ours == pytest.approx((4 * (8 + 8) + 0.0489) / (4 * (4 + 4) + 0.0489))
@@ -85,9 +93,12 @@ def test_end_to_end_adds_layers_and_the_rest_of_an_iteration() -> None:
 
 
 def test_a_speedup_holds_within_the_errors_of_both_predictions() -> None:
-    (cell,) = cells(Chosen(figure="fig9", cp=(2,)))[:1]
-    known = {one: {Direction.FORWARD: TIMES} for one in cells(Chosen(figure="fig9", cp=(2,)))}
-    each = next(speedups(Chosen(figure="fig9", cp=(2,)), known))
+    (cell,) = timed_configurations(FigureFilter(figure="fig9", cp=(2,)))[:1]
+    known = {
+        one: {Direction.FORWARD: TIMES}
+        for one in timed_configurations(FigureFilter(figure="fig9", cp=(2,)))
+    }
+    each = next(speedups(FigureFilter(figure="fig9", cp=(2,)), known))
     assert (cell.pattern, each.published, each.ours) == ("star", 1.57, 2.0)
     assert each.error == pytest.approx(2 / 1.57 - 1)
     assert not each.holds  # 27 % off, 25 % is known
@@ -108,7 +119,7 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
     }
     case = case_of(row)
     assert not isinstance(case, str)
-    assert ours.eager_s == predict(case, fitted)
+    assert ours.eager_s == predict_run(case, fitted)
     assert ours.graph_s < ours.eager_s
     assert ours.published_s <= ours.ours_s * 1.05  # what merges nothing is not much slower
     share = fitted.errors["eager_one_node_forward"] + fitted.errors["graph_one_node_forward"]
@@ -134,8 +145,8 @@ def test_the_verb_shows_marks_and_gives_status_1_where_something_is_off(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def quick(
-        todo: Sequence[Cell], chosen: Chosen, *, jobs: int
-    ) -> Iterator[tuple[Cell, Mapping[Direction, Times]]]:
+        todo: Sequence[TimedConfiguration], chosen: FigureFilter, *, jobs: int
+    ) -> Iterator[tuple[TimedConfiguration, Mapping[Direction, Times]]]:
         del chosen, jobs
         return ((cell, dict.fromkeys(cell.directions, TIMES)) for cell in todo)
 
@@ -156,13 +167,13 @@ def test_the_verb_shows_marks_and_gives_status_1_where_something_is_off(
 
 def test_what_is_not_published_or_not_calibrated_is_a_wrong_call() -> None:
     with pytest.raises(ValueError, match="nothing published"):
-        cells(Chosen(figure="fig12"))
+        timed_configurations(FigureFilter(figure="fig12"))
     with pytest.raises(ValueError, match="must be calibrated"):
         times(replace(STAR, cluster="h100-8x8"), seconds=0.05, folder=None)
     with pytest.raises(ValueError, match="choose from h100-hamming"):
-        cells(Chosen(cluster="h100-8x8"))
+        timed_configurations(FigureFilter(cluster="h100-8x8"))
     with pytest.raises(ValueError, match="is unknown"):
-        cells(Chosen(cluster="b200"))
+        timed_configurations(FigureFilter(cluster="b200"))
 
 
 def test_flags_of_speedups_are_refused_for_other_papers() -> None:

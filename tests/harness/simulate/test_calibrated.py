@@ -21,7 +21,7 @@ from harness.simulate.calibrated import full_clock, predict, pricer, skeleton_on
 from harness.simulate.jobs import NeedKind
 from harness.simulate.queues import Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.tile_calls import Call
+from harness.simulate.tile_calls import TimedCall
 from harness.sweep.simulate_cells import simulate_cell
 from harness.verify.proof import verify
 from patterns import make_pattern
@@ -295,7 +295,7 @@ def test_causal_calls_of_published_runs_are_flash_attns(label: str, way: Directi
     ended, begun = (
         kernels.seconds(way, 6144, 2048, 3, causal=True, ends_last=last) for last in (True, False)
     )
-    tall = Call(6144, 2048, 3, True, 1.0)
+    tall = TimedCall(6144, 2048, 3, True, 1.0)
     assert replace(published, heads=1).call_s(kernels, tall, 0) == ended
     assert replace(prices, heads=1).call_s(kernels, tall, 0) == begun
     assert ended < begun

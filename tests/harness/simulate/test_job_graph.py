@@ -10,7 +10,7 @@ from harness.plan.residency import Program
 from harness.plan.tasks import Transfer
 from harness.schedule.post_late import posted_late
 from harness.simulate.calibrated import skeleton_on
-from harness.simulate.contention import Job, run
+from harness.simulate.contention import Job, run_jobs
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import Need, NeedKind, Skeleton
 from harness.simulate.queues import Stream
@@ -86,7 +86,7 @@ def test_folding_changes_no_time(
                 return (1.0, 1.1, 1.25, 1.3), wave_s
             return (0.1,), 0.0
 
-        ends = [max(run(priced(s, price), blocking=blocking)[1]) for s in (whole, folded)]
+        ends = [max(run_jobs(priced(s, price), blocking=blocking)[1]) for s in (whole, folded)]
         assert ends[0] == ends[1]
 
 

@@ -23,7 +23,7 @@ from harness.plan.tasks import (
 )
 from harness.simulate.queues import Stream, stream_of
 from harness.simulate.simulator import list_schedule, simulate, start_times
-from harness.simulate.streams import Dispatch, Order, in_order, plan_order, work_of
+from harness.simulate.streams import Dispatch, IssueOrder, in_order, plan_order, work_of
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -33,7 +33,7 @@ def nodes_of(width: int, nodes: int = 8) -> Cluster:
     return replace(h100(nodes), gpus_per_node=width)
 
 
-def runs_to_its_end(plan: Plan, order: Order) -> None:
+def runs_to_its_end(plan: Plan, order: IssueOrder) -> None:
     """Assert that ranks which issue their tasks so never wait for one another."""
     assert [sorted(tasks) for tasks in order] == [list(tasks) for tasks in plan_order(plan)]
     at, done = [0] * len(order), set[int]()

@@ -14,7 +14,7 @@ from harness.cluster.presets import cluster, h100
 from harness.commands import trace as verb
 from harness.errors import UnsupportedError
 from harness.execute import shards
-from harness.execute.interpreter import Span as RunSpan
+from harness.execute.interpreter import TaskSpan as RunSpan
 from harness.execute.interpreter import execute
 from harness.execute.transport import LocalTransport
 from harness.plan.problem import Direction, Dtype, Problem
@@ -25,7 +25,7 @@ from harness.simulate.chrome import to_chrome
 from harness.simulate.gantt import gantt
 from harness.simulate.queues import LINK_STREAMS, Stream
 from harness.simulate.simulator import simulate
-from harness.simulate.trace import Source, Span, Trace, kind_of, measured_trace
+from harness.simulate.trace import Span, Trace, TraceSource, measured_trace, task_kind
 from harness.verify.proof import verify
 from patterns import make_pattern
 from strategies import strategy
@@ -50,7 +50,7 @@ def traced(*spans: Span, cp: int = 2) -> Trace:
         strategy="ring",
         direction="forward",
         cp=cp,
-        source=Source.SIMULATED,
+        source=TraceSource.SIMULATED,
         machine="h100-1x8",
         calibration="none",
         labels=("a", "b", "c", "d"),
@@ -219,7 +219,11 @@ def test_a_measured_run_becomes_the_same_type() -> None:
     run = execute(program, inputs, LocalTransport(4), timed=True)
     trace = measured_trace(program, run.spans, "here")
 
-    assert (trace.source, trace.machine, trace.calibration) == (Source.MEASURED, "here", "measured")
+    assert (trace.source, trace.machine, trace.calibration) == (
+        TraceSource.MEASURED,
+        "here",
+        "measured",
+    )
     done = {(s.rank, s.task) for s in trace.spans if s.stream is not Stream.WAIT}
     assert done == {(rank, t) for t, task in enumerate(plan.tasks) for rank in ranks_of(task)}
     assert min(span.start_s for span in trace.spans) == 0.0
@@ -236,7 +240,7 @@ def test_a_measured_run_becomes_the_same_type() -> None:
 
 def test_a_wait_interrupts_the_task_that_needs_what_arrives() -> None:
     program = planned("ring", cp=2)
-    kinds = [kind_of(task) for task in program.plan.tasks]
+    kinds = [task_kind(task) for task in program.plan.tasks]
     send, tile = kinds.index("transfer"), len(kinds) - 1 - kinds[::-1].index("tile")
     assert ranks_of(program.plan.tasks[tile]) == (1,)
     trace = measured_trace(

@@ -15,7 +15,7 @@ PART = '[[part]]\nmode = "simulate"\n'
 
 def load(folder: Path, text: str) -> tuple[Part, ...]:
     (folder / "mine.toml").write_text(text)
-    return suite.load(str(folder / "mine.toml"), AXES)
+    return suite.load_suite(str(folder / "mine.toml"), AXES)
 
 
 def test_a_suite_is_the_product_of_its_values(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_direct_is_all_that_do_not_search() -> None:
 
 
 def test_the_quick_suite_has_all_strategies_six_patterns_and_both_sources() -> None:
-    cells = [cell for part in suite.load("quick", AXES) for cell in part.cells()]
+    cells = [cell for part in suite.load_suite("quick", AXES) for cell in part.cells()]
     simulated = [cell for cell in cells if cell.cluster == "h100-hamming"]
     measured = [cell for cell in cells if cell.cluster is None]
     for some in (simulated, measured):
@@ -85,9 +85,9 @@ def test_a_mistake_in_a_suite_is_named_with_the_choices(
 
 def test_suites_that_are_not_there_are_named_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"suite \(fast\) is unknown; choose from .*quick"):
-        suite.load("fast", AXES)
+        suite.load_suite("fast", AXES)
     with pytest.raises(ValueError, match=r"no.toml\) does not exist"):
-        suite.load(str(tmp_path / "no.toml"), AXES)
+        suite.load_suite(str(tmp_path / "no.toml"), AXES)
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(ValueError, match="cannot be read"):
-        suite.load(str(tmp_path / "folder.toml"), AXES)
+        suite.load_suite(str(tmp_path / "folder.toml"), AXES)

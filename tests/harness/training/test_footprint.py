@@ -9,7 +9,7 @@ from harness.cluster.presets import cluster
 from harness.memory.counting import Counting, Use
 from harness.memory.ledger import ledger
 from harness.plan.problem import Direction
-from harness.training.attention_memory import attention_held, program_of
+from harness.training.attention_memory import attention_held, layer_program
 from harness.training.footprint import footprint, max_context, on_cluster
 from harness.training.models import MODELS, Model, model
 from harness.training.stack import HOST_BYTES, Column, Stack, counting
@@ -88,7 +88,7 @@ def test_attention_of_a_model_is_the_ledger_of_its_plan_to_the_byte(
     """At lengths far from the plan that is scaled; the plan of that very length says the same."""
     cp, seqlen = 2 if name != "usp:2x2" else 4, local * 4
     shown = attention_held(SMALL, strategy(name), cp, 8, seqlen, how)
-    programs = [program_of(SMALL, name, cp, 8, seqlen, d) for d in Direction]
+    programs = [layer_program(SMALL, name, cp, 8, seqlen, d) for d in Direction]
     own = replace(how, apart=how.apart - {Use.INPUT})
     books = ledger(programs[0], own), ledger(programs[1], how)
     assert [sum(shown.forward.values()), sum(shown.backward.values())] == [
@@ -106,7 +106,7 @@ def test_weights_that_are_larger_than_all_tokens_do_not_scale_with_them(
     chosen = strategy(name)
     how = counting(column, chosen)
     shown = attention_held(LLAMA, chosen, 4, 8, 4 * 65536, how)
-    book = ledger(program_of(LLAMA, name, 4, 8, 4 * 65536, Direction.BACKWARD), how)
+    book = ledger(layer_program(LLAMA, name, 4, 8, 4 * 65536, Direction.BACKWARD), how)
     assert sum(shown.backward.values()) == max(book.peak_bytes)
 
 

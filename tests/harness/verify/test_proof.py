@@ -24,6 +24,7 @@ from harness.plan.heads import span
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import (
+    AccessMode,
     Collective,
     Delta,
     Finish,
@@ -31,7 +32,6 @@ from harness.plan.tasks import (
     Leg,
     Memory,
     Merge,
-    Mode,
     Piece,
     Place,
     Resident,
@@ -141,7 +141,9 @@ def tiles(plan: Plan) -> Iterator[tuple[int, Tile]]:
             yield index, task
 
 
-def part_cells(plan: Plan, index: int, modes: tuple[Mode, ...]) -> set[tuple[Place, Tensor, int]]:
+def part_cells(
+    plan: Plan, index: int, modes: tuple[AccessMode, ...]
+) -> set[tuple[Place, Tensor, int]]:
     """Accumulators (version 0) that a task touches in these ways."""
     return {
         (place, piece.tensor, chunk)
@@ -153,13 +155,13 @@ def part_cells(plan: Plan, index: int, modes: tuple[Mode, ...]) -> set[tuple[Pla
 
 def sent_alone(plan: Plan, index: int) -> bool:
     """Whether a transfer takes an accumulator that only this task has added to by then."""
-    mine = part_cells(plan, index, (Mode.ACCUMULATE,))
+    mine = part_cells(plan, index, (AccessMode.ACCUMULATE,))
     others: set[tuple[Place, Tensor, int]] = set()
     for other, task in enumerate(plan.tasks):
-        if legs_of(task) and part_cells(plan, other, (Mode.TAKE,)) & mine - others:
+        if legs_of(task) and part_cells(plan, other, (AccessMode.TAKE,)) & mine - others:
             return True
         if other != index:
-            others |= part_cells(plan, other, (Mode.ACCUMULATE,))
+            others |= part_cells(plan, other, (AccessMode.ACCUMULATE,))
     return False
 
 
@@ -220,11 +222,11 @@ def test_an_accumulator_that_grows_after_it_left_is_late(name: str, direction: D
     finished: set[tuple[Place, Tensor, int]] = set()
     for index, task in enumerate(plan.tasks):
         if isinstance(task, Finish):
-            finished |= part_cells(plan, index, (Mode.TAKE,))
+            finished |= part_cells(plan, index, (AccessMode.TAKE,))
     tried = 0
     for index, task in enumerate(plan.tasks):
-        taken = part_cells(plan, index, (Mode.TAKE,))
-        adds = [i for i in range(index) if part_cells(plan, i, (Mode.ACCUMULATE,)) & taken]
+        taken = part_cells(plan, index, (AccessMode.TAKE,))
+        adds = [i for i in range(index) if part_cells(plan, i, (AccessMode.ACCUMULATE,)) & taken]
         # Something must be there before the last contribution, or nothing could leave.
         if isinstance(task, Transfer) and len(adds) > 1 and not taken & finished:
             early = all_edges(moved(plan, index, adds[-1]))
@@ -240,11 +242,11 @@ def test_a_tile_split_around_the_departure_of_its_gradients_is_late(
 ) -> None:
     plan = case(name, direction)
     for index, tile in tiles(plan):
-        cells = part_cells(plan, index, (Mode.ACCUMULATE,))
+        cells = part_cells(plan, index, (AccessMode.ACCUMULATE,))
         leaves = [
             other
             for other in range(index + 1, len(plan.tasks))
-            if part_cells(plan, other, (Mode.TAKE,)) & cells and legs_of(plan.tasks[other])
+            if part_cells(plan, other, (AccessMode.TAKE,)) & cells and legs_of(plan.tasks[other])
         ]
         halves = split(plan, tile)
         if not leaves or halves is None:
@@ -262,7 +264,7 @@ def test_a_tile_split_around_the_departure_of_its_gradients_is_late(
         whole = all_edges(whole)
         verify(whole)
         late = all_edges(moved(whole, index + 1, leaves[0] + 2))
-        gone = part_cells(plan, leaves[0], (Mode.TAKE,))
+        gone = part_cells(plan, leaves[0], (AccessMode.TAKE,))
         gone -= {
             (leg.src, piece.tensor, chunk)
             for leg in legs_of(plan.tasks[leaves[0]])
