@@ -18,14 +18,15 @@ queries.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement
+from harness.plan.sharding import Placement
 from harness.planning.block_assignment import RankGrid, rows_of
 from harness.planning.block_transfers import Errands
-from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.options import PLACEMENT, option
-from harness.planning.strategy import Context, Strategy, nearest_rows
+from harness.planning.builder import PlanBuilder
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
+from harness.planning.strategy import Context, Strategy, nearest_rows, with_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Options:
 
     rows: int | None = option(None, "rows of ranks", unset="as many as move the fewest bytes")
     placement: Placement = option(Placement.STRIPE, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
 
 
 def plan(
@@ -45,7 +47,7 @@ def plan(
         UnsupportedError: Y does not divide cp; the legal Y are listed.
     """
     del context
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys)
     grid = RankGrid(b, rows_of("mesh", options.rows, problem, direction))
     errands = Errands(b, delta=grid.x > 1)
@@ -106,7 +108,7 @@ def _return(grid: RankGrid, errands: Errands, rows: range, columns: range) -> No
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
     """Fill in the number of rows, which may differ between the directions."""
-    del context
+    options = with_chunk(problem, direction, options, context)
     return replace(options, rows=rows_of("mesh", options.rows, problem, direction))
 
 

@@ -29,7 +29,7 @@ from functools import partial
 from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import Placement, cut
+from harness.plan.sharding import Placement, cut_each
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
@@ -61,9 +61,8 @@ def plan(
     del context
     right = range(problem.cp)
     orders = [right, right[::-1]] if options.direction is Way.BOTH else [right]
-
     dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    queries, keys = (cut(sharding, len(orders)) for sharding in dealt)
+    queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     rings_attention(b, [cycle(b, order, way, len(orders)) for way, order in enumerate(orders)])
     return b.build()

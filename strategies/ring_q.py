@@ -19,15 +19,16 @@ bfloat16 ones (BurstAttention's 25 %, but for lse and delta).
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import PLACEMENTS, Placement
+from harness.plan.sharding import Placement
 from harness.planning.block_assignment import line_bytes
-from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
-from harness.planning.options import PLACEMENT, PRUNE, option, option_choice
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option, option_choice
 from harness.planning.rings import Home, circulate, circulate_queries, cycle
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 from harness.planning.token_owners import finish_tokens, hold_tokens, make_delta
 
 
@@ -44,6 +45,7 @@ class Options:
 
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
     home: Home = option(Home.ALL_TO_ALL, "how partial outputs come home")
     backward: Traveller | None = option(
         None, "what travels backward", unset="what is fewer bytes", reader=option_choice(Traveller)
@@ -52,7 +54,7 @@ class Options:
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
     """Fill in what travels backward."""
-    del direction, context
+    options = with_chunk(problem, direction, options, context)
     queries, keys = line_bytes(problem, Direction.BACKWARD)
     fewest = Traveller.QUERIES if queries <= keys else Traveller.KEYS
     return replace(options, backward=options.backward or fewest)
@@ -67,7 +69,7 @@ def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan a ring of all ranks; legal for every problem."""
-    queries, keys = shard_both(problem, PLACEMENTS[options.placement])
+    queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
     ranks = range(problem.cp)
     for rank in ranks:

@@ -23,15 +23,16 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 from harness.errors import UnsupportedError
+from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.reader import MOST_CHUNKS
-from harness.plan.sharding import PLACEMENTS, Placement, Sharding, cut
-from harness.planning.builder import PlanBuilder, shard_both
+from harness.plan.sharding import Placement, cut_each
+from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
-from harness.planning.options import PLACEMENT, PRUNE, option
+from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import cycle, rings_attention
-from harness.planning.strategy import Checks, Context, Strategy
+from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 
 Order = tuple[int, ...]
 _MOST_TRIES = 50_000
@@ -43,6 +44,7 @@ class Options:
 
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
+    chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
 
 
 def plan(
@@ -56,10 +58,8 @@ def plan(
     del context
     orders = disjoint_rings(problem.cp)
 
-    def shard(seqlen: int, cp: int) -> Sharding:
-        return cut(PLACEMENTS[options.placement](seqlen, cp), len(orders))
-
-    queries, keys = shard_both(problem, shard)
+    dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
+    queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
     if len(keys.chunks) > MOST_CHUNKS:
         raise UnsupportedError(
             f"tasp: {len(orders)} parts of each chunk are {len(keys.chunks)} chunks; a plan has at "
@@ -143,6 +143,7 @@ STRATEGY = Strategy(
     paper="Wang et al., TASP, arXiv:2509.26541",
     plan=plan,
     defaults=Options(),
+    resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
     checks=Checks(options=("placement=contiguous,prune=false",)),
 )

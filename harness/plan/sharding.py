@@ -94,7 +94,7 @@ def subdivided(coarse: Sharding, parts: int) -> Sharding:
     return Sharding(tuple(chunks), tuple(tuple(o) for o in owned))
 
 
-def cut(coarse: Sharding, parts: int) -> Sharding:
+def cut_each(coarse: Sharding, parts: int) -> Sharding:
     """Cut every chunk of a sharding into `parts` in order; all of them stay with their owner.
 
     Chunk c becomes chunks c * parts .. c * parts + parts - 1.

@@ -178,7 +178,7 @@ def cycle(b: PlanBuilder, order: Sequence[int], part: int = 0, parts: int = 1) -
         b: Who owns which keys.
         order: Every rank once.
         part: Which part of each of its key chunks a rank sends this way.
-        parts: Into how many each key chunk was `cut`.
+        parts: Into how many each key chunk was cut (`sharding.cut_each`).
     """
     at = {rank: position for position, rank in enumerate(order)}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import Sharding, contiguous, cut
+from harness.plan.sharding import Sharding, contiguous, cut_each
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import Volume
 from harness.planning.options import PRUNE, option
@@ -44,7 +44,7 @@ def plan(
     ways = resolve(problem, direction, options, context).ways or 1
 
     def shard(seqlen: int, cp: int) -> Sharding:
-        return cut(contiguous(seqlen, cp), ways)
+        return cut_each(contiguous(seqlen, cp), ways)
 
     queries, keys = shard_both(problem, shard)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
