@@ -19,7 +19,6 @@ INTERFACES: Mapping[str, tuple[str, ...]] = {
     "alternatives": ("strategies/*",),  # what a strategy can do where it cannot do what was asked
     "volume": ("strategies/*",),  # a strategy's closed form
     "PAPER": ("strategies/*",),  # where a strategy was published
-    "volume": ("strategies/*",),  # the closed form of what a strategy moves
     "register": ("harness/commands/*",),  # adds a verb to the command line
     "run": ("harness/commands/*",),  # does what a verb was asked for
     "as_json": ("harness/commands/*", "harness/explain/*"),  # the fields of --json
