@@ -33,7 +33,7 @@ from harness.plan.sharding import Placement, cut_each
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
-from harness.planning.rings import cycle, rings_attention
+from harness.planning.rings import Holder, Ring, rings_attention, seats
 from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop, with_chunk
 
 
@@ -59,12 +59,22 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks, or two that turn against each other; legal for every problem."""
     del context
-    right = range(problem.cp)
-    orders = [right, right[::-1]] if options.direction is Way.BOTH else [right]
-    dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
+    cp = problem.cp
+    ways = (1, -1) if options.direction is Way.BOTH else (1,)
+    dealt = deal_tokens(problem.pattern, cp, options.placement, options.chunk)
+    queries, keys = (cut_each(sharding, len(ways)) for sharding in dealt)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    rings_attention(b, [cycle(b, order, way, len(orders)) for way, order in enumerate(orders)])
+
+    def ring(part: int, way: int) -> Ring:
+        def source(rank: int, step: int) -> int:
+            return (rank - way * step) % cp
+
+        def came_from(rank: int, step: int) -> Holder:
+            return (rank - way) % cp, step - 1
+
+        return Ring(seats(b, part, len(ways)), cp, source, came_from)
+
+    rings_attention(b, [ring(part, way) for part, way in enumerate(ways)])
     return b.build()
 
 
