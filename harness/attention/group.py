@@ -61,8 +61,10 @@ def _warn_of_launched() -> None:
 
 
 def transport_of(group: dist.ProcessGroup | None) -> Transport:
-    """The transport of this rank in a group; None = alone."""
-    return LocalTransport(1) if group is None else GroupTransport(group)
+    """The transport of this rank in a group; None = alone. NCCL needs a task's messages at once."""
+    if group is None:
+        return LocalTransport(1)
+    return GroupTransport(group, batched="nccl" in dist.get_backend_config(group))
 
 
 def check_device(device: torch.device, group: dist.ProcessGroup | None) -> None:

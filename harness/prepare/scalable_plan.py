@@ -43,8 +43,8 @@ class Structure:
         peak_bytes_algorithm: The same of what the algorithm needs, see `counting.ALGORITHM`.
         sent_bytes: Most that a rank sends to others.
         link_bytes: By class of link, bytes that cross it.
-        imbalance: See `balance.imbalance_total`.
-        imbalance_lockstep: See `balance.imbalance_lockstep`.
+        imbalance: See `plan.imbalance.imbalance_total`.
+        imbalance_lockstep: See `plan.imbalance.imbalance_lockstep`.
     """
 
     shape: Skeleton

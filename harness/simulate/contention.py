@@ -10,7 +10,7 @@ one that comes while a kernel's thread blocks fill the GPU is posted only when a
     kernels   [ tile 0: one wave ][ tile 1, fewer SMs ][ tile 2 ]
     incoming         ............[ leg, posted only when tile 0 ends ]
 
-Without both effects start times are longest paths, as in `simulate.start_times`. Ranks that are
+Without both effects start times are longest paths, as in `simulator.start_times`. Ranks that are
 processes may share fewer `cores`: when more kernels and messages are under way than there are
 cores, all of them slow down alike, as a fair scheduler deals time. No randomness, no clock: equal
 input gives equal output. Left out: priorities of streams, and NCCL kernels that get

@@ -1,8 +1,10 @@
-"""Seconds of every job of a skeleton on a calibrated cluster, and so of a whole plan.
+"""The full clock's prices: seconds of every job of a plan on a calibrated cluster.
 
-The same prices serve the simulator and the validator. Conventions say what a runtime moves and
-merges, so that published measurements are predicted as they were made: the UltraAttn harness sends
-partial results in the inputs' precision, no lse and no delta, and merges nothing.
+docs/adr/0007-two-clocks.md says why there is a quick clock too, whose prices are in `task_costs`.
+`scripts/validate_predictor.py` compares these prices with measured runs. Conventions say what a
+runtime moves and merges, so that published measurements are predicted as they were made: the
+UltraAttn harness sends partial results in the inputs' precision, no lse and no delta, and merges
+nothing.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 Two problems that differ only in the lengths of their chunks and in the number of heads have the
 same tasks. A skeleton keeps, per job, what it needs in units of a small reference problem: kernel
 calls (rows x columns), and bytes that scale with queries or with keys. `job_graph` takes it from a
-plan; `job_costs.Pricer` gives its jobs seconds, for `contention.run`.
+plan; `job_costs.Pricer` gives its jobs seconds, for `contention.run_jobs`.
 """
 
 from collections.abc import Mapping

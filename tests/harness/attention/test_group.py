@@ -3,8 +3,9 @@
 import warnings
 
 import pytest
+import torch.distributed as dist
 
-from harness.attention import context_parallel
+from harness.attention import context_parallel, group
 
 
 def test_a_launched_process_without_a_group_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +31,18 @@ def test_one_process_is_alone_without_a_word(world: str, monkeypatch: pytest.Mon
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context_parallel(seqlen=23, heads_q=6)
+
+
+@pytest.mark.parametrize(
+    ("backends", "at_once"),
+    [("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo", False)],
+)
+def test_the_messages_of_a_task_are_issued_at_once_where_nccl_needs_it(
+    backends: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: backends)
+    monkeypatch.setattr(group, "GroupTransport", lambda _, *, batched: made.append(batched))
+    group.transport_of(dist.group.WORLD or dist.GroupMember.NON_GROUP_MEMBER)
+
+    assert made == [at_once]
