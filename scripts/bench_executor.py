@@ -71,7 +71,7 @@ class Timers:
 
 
 _PLACES: tuple[tuple[object, str, Kind], ...] = (
-    (kernels, "attend", Kind.KERNEL),
+    (kernels, "attend_call", Kind.KERNEL),
     (kernels, "attend_backward", Kind.KERNEL),
     (kernels, "attend_backward_delta", Kind.KERNEL),
     (kernels, "merge_", Kind.MERGE),

@@ -21,7 +21,7 @@ from harness.plan.tasks import Tile
 from harness.records.config import Config, Where
 
 SCHEMA_VERSION = 2
-"""Version that is written. Records of version 1 may lack fields, and give an expected error also
+"""Version that is written. Records of schema 1 may lack fields, and give an expected error also
 outside the calibrated range, where it is unknown."""
 _READ = (1, SCHEMA_VERSION)
 
@@ -231,24 +231,24 @@ def from_json(line: JsonObject) -> CellRecord:
     """Read the record of a cell.
 
     Args:
-        line: As `CellRecord.as_json` has it, or as version 1 had.
+        line: As `CellRecord.as_json` has it, or as schema 1 had.
 
     Raises:
-        RecordError: It has another version, lacks a field, or a field has a value that it cannot
+        RecordError: It has another schema, lacks a field, or a field has a value that it cannot
             have; the field is named.
     """
-    version = line.get("schema_version")
-    if type(version) is not int or version not in _READ:
+    schema = line.get("schema_version")
+    if type(schema) is not int or schema not in _READ:
         raise RecordError(
-            f"has schema_version {reprlib.repr(version)}, and this code reads "
+            f"has schema_version {reprlib.repr(schema)}, and this code reads "
             f"{' and '.join(map(str, _READ))}: something else wrote it, or another version of "
             "this project"
         )
-    absent = missing([*_needed(Config, version), *_needed(CellRecord, version), "source"], line)
+    absent = missing([*_needed(Config, schema), *_needed(CellRecord, schema), "source"], line)
     if absent:
         raise RecordError(absent)
     known = {name: line[name] for name in kinds(CellRecord) if name in line and name != "config"}
-    if version == 1 and known.get("inside_range") is not True:
+    if schema == 1 and known.get("inside_range") is not True:
         known["expected_error"] = None
     try:
         config = Config(**fields_of(Config, line))
@@ -263,13 +263,13 @@ def from_json(line: JsonObject) -> CellRecord:
     return record
 
 
-def _needed(kind: type[Config | CellRecord], version: int) -> list[str]:
-    """Fields that a line of this version has: of 1 those without a default, of others all."""
+def _needed(kind: type[Config | CellRecord], schema: int) -> list[str]:
+    """Fields that a line of this schema has: of 1 those without a default, of others all."""
     return [
         each.name
         for each in fields(kind)
         if each.name != "config"
-        and (version > 1 or (each.default is MISSING and each.default_factory is MISSING))
+        and (schema > 1 or (each.default is MISSING and each.default_factory is MISSING))
     ]
 
 

@@ -30,7 +30,7 @@ def test_b046_an_all_zero_kernel_fails_though_every_strategy_agrees_with_one_ran
 
 
 def test_b046_the_oracle_calls_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("attend", "attend_backward", "merge_"):
+    for name in ("attend_call", "attend_backward", "merge_"):
         monkeypatch.delattr(kernels, name)
     p = problem("causal", 5, (4, 2), cp=1)
     q, k, v, dout = tensors(p)

@@ -77,7 +77,7 @@ def test_the_floor_is_every_kernel_call_of_a_rank(
     )
     both = planned(problem, strategy)
     seen: list[int] = []
-    for name in ("attend", "attend_backward"):
+    for name in ("attend_call", "attend_backward"):
         real = getattr(sys.modules["harness.execute.kernels"], name)
 
         def counted(*args: Any, real: Any = real) -> object:  # noqa: ANN401  # passes all on

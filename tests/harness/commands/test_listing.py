@@ -103,7 +103,7 @@ def test_names_summaries_values_and_pictures_fit_the_terminal(
     assert "██▓░············" in captured.out
     assert "lengths (must be given)" in captured.out
     words = " ".join(captured.out.split())
-    assert "contiguous or zigzag or stripe (default: zigzag)" in words
+    assert "or documents or ptrr (default: zigzag)" in words
     assert "arXiv:2310.01889" in words
     assert 60 < max(map(len, lines)) <= columns
     assert captured.err == ""

@@ -369,7 +369,8 @@ def test_a_hang_up_amid_measuring_keeps_what_is_done_and_its_summary(tmp_path: P
     folder = tmp_path / "out"
     cells = ("--strategies", "ring,zigzag,ulysses", "--seqlen", "96,160,224", "--cp", "2")
     shape = ("--patterns", "full,causal,star", "--heads", "6/2", "--head-dim", "16")
-    process = sweeps.start("sweep", "--mode", "measure", *cells, *shape, "-o", str(folder))
+    slow = ("--iterations", "400")  # so that it is not done before it is told to stop
+    process = sweeps.start("sweep", "--mode", "measure", *cells, *shape, *slow, "-o", str(folder))
     deadline = time.monotonic() + 120
     while sweeps.lines(folder) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -224,7 +224,7 @@ def without(plan: Plan, at: int) -> Plan:
 # The account --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("product", ["project", "to_model", "weight_gradient"])
+@pytest.mark.parametrize("product", ["project_tensors", "to_model", "weight_gradient"])
 def test_a_copy_that_a_product_keeps_is_seen_by_the_account(
     monkeypatch: pytest.MonkeyPatch, product: str
 ) -> None:
