@@ -18,9 +18,12 @@ SIMULATED = (
 
 
 def start(*words: str) -> "subprocess.Popen[str]":
-    """Start the command line in a process group of its own."""
+    """Start the command line in a process group of its own, where a hang-up is heeded.
+
+    Whoever runs the tests may ignore hang-ups (`nohup`), and processes inherit that.
+    """
     return subprocess.Popen(
-        [sys.executable, "-m", "harness", *words],
+        ["env", "--default-signal=HUP", sys.executable, "-m", "harness", *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
