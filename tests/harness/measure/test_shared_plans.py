@@ -37,7 +37,7 @@ def other_plans(member: Member, config: Config, fails: str) -> RankSample | Refu
         shared_plans.planned_for = plan
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def team() -> Iterator[Team]:
     with Team(3) as ours:
         yield ours
