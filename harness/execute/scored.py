@@ -4,13 +4,14 @@ No flash operator of torch takes such scores, so these are matrix products over 
 size, in the accumulator precision, forward and backward. Shapes and results as in `kernels.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.execute.kernels_cuda import Pair, Six, Triple
+from harness.execute.row_blocks import MergeInto
 from harness.plan.masks import Mask, MaskKind
 from harness.plan.row_blocks import spans
 
@@ -45,10 +46,6 @@ class _Tile:
     rows: slice
     cols: slice
     hidden: Tensor | None
-
-
-MergeInto = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-"""Merges (out, lse) of further keys into the first two; see `kernels.merge_`."""
 
 
 def forward(
