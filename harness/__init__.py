@@ -8,7 +8,8 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 
 | floor | folder      | what it holds                                                              |
 |-------|-------------|----------------------------------------------------------------------------|
-| 14    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
+| 15    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
+| 14    | terminal    | what verbs share: arguments and their help, tables, progress               |
 | 13    | calibrate   | measure this machine and write a cluster file                              |
 | 12    | measure     | run cells on real ranks and time them                                      |
 | 12    | fit         | fit a calibration to tables of measurements                                |

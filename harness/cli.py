@@ -31,10 +31,10 @@ from harness.commands import (
     sweep,
     trace,
 )
-from harness.commands.progress import say, wrapped
 from harness.errors import HarnessError, UnsupportedError
 from harness.measure.cells import LAUNCHED_JOBS
 from harness.ranks import launch, meeting
+from harness.terminal.progress import say, wrapped
 
 _PROGRAM = "python -m harness"
 _COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from harness.attention import call as attention_call
 from harness.attention import context_parallel
 from harness.base.json_fields import json_text
-from harness.commands.arguments import count, dtype, heads, length
 from harness.plan.problem import Dtype
 from harness.ranks.team import Member, Team
+from harness.terminal.arguments import count, dtype, heads, length
 
 WARMUP = 2
 TIMEOUT_S = 600.0

@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from harness.base.json_fields import json_text
 from harness.check.cell import start
-from harness.commands.arguments import choice_of, count, dtype, heads, length, listed
 from harness.execute import kernels, transport
 from harness.execute.interpreter import execute
 from harness.execute.transport import GroupTransport
@@ -32,6 +31,7 @@ from harness.plan.problem import Direction, Dtype
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Member, Team
 from harness.records.config import Config, Where
+from harness.terminal.arguments import choice_of, count, dtype, heads, length, listed
 
 WARMUP = 3
 TIMEOUT_S = 600.0

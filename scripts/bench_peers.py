@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 from harness.attention import context_parallel
 from harness.base.json_fields import json_text
-from harness.commands.arguments import count, length, listed
 from harness.execute.kernel_floor import kernel_calls
 from harness.measure.cells import quantile
 from harness.oracle.inputs import make_inputs
@@ -35,6 +34,7 @@ from harness.planning.peers import peer, refuse
 from harness.prepare.verified_plans import planned
 from harness.ranks.team import Member, Team
 from harness.records.config import Config, Where
+from harness.terminal.arguments import count, length, listed
 
 WARMUP = 2
 FLOOR_EVERY = 5

@@ -8,9 +8,9 @@ Processor seconds of this process, so that other work on the machine counts less
 import argparse
 import time
 
-from harness.commands.arguments import count, length, listed
 from harness.plan.problem import Direction
 from harness.records.defaults import usual
+from harness.terminal.arguments import count, length, listed
 from harness.verify.proof import verify
 from strategies import strategy
 

@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 
 from harness.cluster.calibration import calibration
-from harness.commands.arguments import count, listed
 from harness.plan.problem import Direction
 from harness.plan.residency import without_collection
 from harness.planning.strategy import Context
 from harness.records.defaults import usual
 from harness.simulate.calibrated import pricer, skeleton_on
+from harness.terminal.arguments import count, listed
 from harness.verify.proof import verify
 from strategies import strategy
 

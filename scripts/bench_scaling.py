@@ -21,7 +21,6 @@ from dataclasses import replace
 
 import torch
 
-from harness.commands.arguments import count, length, listed, positive_number
 from harness.errors import UnsupportedError
 from harness.execute.kernel_floor import kernel_calls
 from harness.plan.kernel_calls import lower, lowering
@@ -29,6 +28,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Tile
 from harness.records.defaults import usual
+from harness.terminal.arguments import count, length, listed, positive_number
 from harness.verify.proof import verify
 from strategies import DIRECT, LAYER_STRATEGIES, strategy
 

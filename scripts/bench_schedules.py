@@ -15,12 +15,12 @@ from typing import NamedTuple
 from harness.base.workers import spread
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import cluster
-from harness.commands.arguments import count, length
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.prepare.planner_context import context_on
 from harness.records.defaults import usual
 from harness.schedule.stream_schedule import Method, schedule_streams
+from harness.terminal.arguments import count, length
 from strategies import strategy
 
 PATTERNS = ("full", "causal", "strided", "global_local", "star", "streaming")

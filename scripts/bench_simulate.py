@@ -8,12 +8,12 @@ import argparse
 import time
 
 from harness.cluster.presets import cluster
-from harness.commands.arguments import count, length
 from harness.plan.problem import Direction
 from harness.planning.strategy import Context
 from harness.records.defaults import usual
 from harness.simulate.bounds import bounds
 from harness.simulate.simulator import simulate
+from harness.terminal.arguments import count, length
 from harness.verify.proof import verify
 from strategies import STRATEGIES, strategy
 

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from harness.base.json_fields import json_text
 from harness.check.cell import planned_traffic, start
-from harness.commands.arguments import count, dtype, heads, length, listed
 from harness.execute.interpreter import execute
 from harness.execute.kernel_floor import kernel_calls
 from harness.execute.transport import GroupTransport
@@ -32,6 +31,7 @@ from harness.plan.problem import Dtype
 from harness.prepare.verified_plans import planned_for
 from harness.ranks.team import Member, Team
 from harness.records.config import Config, Where
+from harness.terminal.arguments import count, dtype, heads, length, listed
 
 PATTERNS = ("strided", "global_local", "star", "streaming")
 WARMUP = 2

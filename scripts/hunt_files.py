@@ -28,8 +28,8 @@ from typing import NoReturn
 from harness import cli
 from harness.base.json_fields import parsed
 from harness.cluster.calibration import FOLDER
-from harness.commands.arguments import count
 from harness.sweep import suite
+from harness.terminal.arguments import count
 
 LIMIT_S = 20.0
 MOST_TEXT = 200_000

@@ -21,11 +21,11 @@ from typing import TypedDict
 from harness.base.json_fields import json_text
 from harness.base.workers import spread
 from harness.cluster.presets import cluster
-from harness.commands.arguments import count, length
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction
 from harness.prepare.planner_context import context_on
 from harness.records.defaults import usual
+from harness.terminal.arguments import count, length
 from strategies import strategy
 
 CLUSTER = "h100-8x8"

@@ -18,8 +18,8 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, split
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.chunked_layer import ChunkedLayer
-from harness.planning.layer_verbs import only_layers
+from harness.planning.layers.chunked_layer import ChunkedLayer
+from harness.planning.layers.layer_verbs import only_layers
 from harness.planning.options import option
 from harness.planning.strategy import PLAIN, Checks, Context, Released, Strategy, Training
 

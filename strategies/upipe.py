@@ -21,9 +21,9 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding, contiguous, subdivided, zigzag
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.layer_verbs import only_layers
+from harness.planning.layers.layer_verbs import only_layers
+from harness.planning.layers.staged_layer import StagedLayer, Stages, other_stages, stage_shape
 from harness.planning.options import PRUNE, option
-from harness.planning.staged_layer import StagedLayer, Stages, other_stages, stage_shape
 from harness.planning.strategy import Checks, Context, Strategy, Training, staged_loop
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from harness.base.files import write_whole
 from harness.calibrate import this_machine
 from harness.cluster.calibration import dump, load
-from harness.commands.arguments import Help, example, path
 from harness.fit.cluster import MACHINES, cluster_sources, fit_cluster
+from harness.terminal.arguments import Help, example, path
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -17,7 +17,14 @@ from harness.base.workers import cores
 from harness.check.axes import Axes, pairwise, size, spelled_pattern, whole_product
 from harness.check.cell import JudgedCell
 from harness.check.run import check_all, check_group, check_peers, dearest_first, hashes_of
-from harness.commands.arguments import (
+from harness.plan.problem import Dtype
+from harness.plan.tasks import Scope
+from harness.planning.peers import expanded, is_peer
+from harness.records.check_record import CheckRecord, Outcome, from_line
+from harness.records.config import Config, Where
+from harness.records.legible import Aside, one_by_one, told_unreadable
+from harness.records.store import ResultFile
+from harness.terminal.arguments import (
     Help,
     count,
     dtype,
@@ -29,14 +36,7 @@ from harness.commands.arguments import (
     model_named,
     written,
 )
-from harness.commands.progress import Live, Output, say
-from harness.plan.problem import Dtype
-from harness.plan.tasks import Scope
-from harness.planning.peers import expanded, is_peer
-from harness.records.check_record import CheckRecord, Outcome, from_line
-from harness.records.config import Config, Where
-from harness.records.legible import Aside, one_by_one, told_unreadable
-from harness.records.store import ResultFile
+from harness.terminal.progress import Live, Output, say
 from patterns import make_pattern
 from strategies import strategy
 

@@ -10,11 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.base.json_fields import json_text
-from harness.commands.arguments import Help, example, path, positive_number
-from harness.commands.progress import Output, say
 from harness.records.legible import read_cells
 from harness.report.compare import THRESHOLD, CellChange, ChangeKind, Comparison, compare
 from harness.report.reading import read_cell
+from harness.terminal.arguments import Help, example, path, positive_number
+from harness.terminal.progress import Output, say
 
 _ALONE = (ChangeKind.MISSING, ChangeKind.EXTRA)
 _SHOWN = 5

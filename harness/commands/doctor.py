@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.base.json_fields import json_text
-from harness.commands.arguments import Help, example
 from harness.commands.machine_facts import Finding, State, examine
-from harness.commands.progress import Output
+from harness.terminal.arguments import Help, example
+from harness.terminal.progress import Output
 
 _GIB = 2**30
 _MARKS = {State.OK: "ok", State.MISSING: "–", State.BROKEN: "broken"}

@@ -15,15 +15,15 @@ from rich.table import Table
 from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.cluster.presets import DEFAULT_CLUSTER, cluster
-from harness.commands.arguments import Help, add_problem, example, given, problem_of
 from harness.commands.explain_model import add_model, run_model
-from harness.commands.progress import Live, Output
 from harness.errors import UnsupportedError
 from harness.explain import placements
 from harness.explain.explanation import Costs, Explanation, as_json, explain
 from harness.plan.problem import Problem
 from harness.prepare.planner_context import context_on
 from harness.report.format import broken
+from harness.terminal.arguments import Help, add_problem, example, given, problem_of
+from harness.terminal.progress import Live, Output
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20

@@ -12,10 +12,10 @@ from rich.table import Table
 from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.cluster.presets import cluster
-from harness.commands.arguments import add_problem, given, length, positive_number
-from harness.commands.arguments import model_named as read_model
-from harness.commands.progress import Live, Output
 from harness.memory.counting import Use
+from harness.terminal.arguments import add_problem, given, length, positive_number
+from harness.terminal.arguments import model_named as read_model
+from harness.terminal.progress import Live, Output
 from harness.training.answer import Answer, Question, answer
 from harness.training.models import MODELS
 from harness.training.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run

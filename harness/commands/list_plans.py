@@ -6,10 +6,10 @@ from typing import Any, TypedDict, TypeVar
 
 from rich.text import Text
 
-from harness.commands.progress import Output
 from harness.plan.tasks import Scope
 from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, Common, options_of, shown
 from harness.planning.strategy import Strategy
+from harness.terminal.progress import Output
 from patterns import PATTERNS, kind_of, make_pattern, outside
 from patterns.kind import Kind
 from strategies import EVERY_STRATEGY, named

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from harness.base.json_fields import json_text
 from harness.cluster.presets import CLUSTERS
-from harness.commands.arguments import Help, example
 from harness.commands.list_plans import (
     beside,
     patterns,
@@ -19,9 +18,10 @@ from harness.commands.list_plans import (
     show_strategies,
     strategies,
 )
-from harness.commands.progress import Output
 from harness.plan.problem import Dtype
 from harness.planning.peers import PEERS
+from harness.terminal.arguments import Help, example
+from harness.terminal.progress import Output
 from harness.training.models import MODELS
 
 

@@ -17,21 +17,8 @@ from harness.base.files import read_text, write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import DEFAULT_CLUSTER, cluster, require
-from harness.commands.arguments import (
-    Help,
-    add_cluster,
-    add_plan,
-    add_problem,
-    count,
-    example,
-    given,
-    path,
-    problem_of,
-    written,
-)
 from harness.commands.plan_levels import level_lines
 from harness.commands.plan_show import print_blocks
-from harness.commands.progress import wrapped
 from harness.errors import PlanError
 from harness.memory.ledger import ledger
 from harness.plan.plan import Plan, to_json
@@ -46,6 +33,19 @@ from harness.report.format import cell_heading
 from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
 from harness.simulate.trace import task_kind
+from harness.terminal.arguments import (
+    Help,
+    add_cluster,
+    add_plan,
+    add_problem,
+    count,
+    example,
+    given,
+    path,
+    problem_of,
+    written,
+)
+from harness.terminal.progress import wrapped
 from harness.verify.proof import verify
 from strategies import strategy
 

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
-from harness.commands.arguments import Help, count, degree, example, listed, positive_number
-from harness.commands.progress import Output
 from harness.commands.speedups import measured_beside, show
 from harness.reproduce.figures import PAPERS, Figure, figures, tables
 from harness.reproduce.speedups import FigureFilter
+from harness.terminal.arguments import Help, count, degree, example, listed, positive_number
+from harness.terminal.progress import Output
 
 _SPEEDUPS = "ultraattn"
 _LARGE = 100

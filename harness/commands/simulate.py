@@ -7,15 +7,6 @@ from harness.base.json_fields import json_text
 from harness.cluster.effects import ALL, SAID, Effect
 from harness.cluster.machine import Cluster, Runtime
 from harness.cluster.presets import CLUSTERS, cluster, require
-from harness.commands.arguments import (
-    Help,
-    add_plan,
-    add_problem,
-    add_simulation,
-    example,
-    problem_of,
-)
-from harness.commands.progress import wrapped
 from harness.memory.ledger import ledger
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction
@@ -25,6 +16,15 @@ from harness.proved.plans import proved
 from harness.report.format import cell_heading
 from harness.simulate.calibrated import full_clock, pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
+from harness.terminal.arguments import (
+    Help,
+    add_plan,
+    add_problem,
+    add_simulation,
+    example,
+    problem_of,
+)
+from harness.terminal.progress import wrapped
 from strategies import strategy
 
 _NOTHING = 1e-6

@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.commands.progress import Live, wrapped
 from harness.report.format import short
 from harness.reproduce.speedups import FigureFilter, Speedup, speedups, timed, timed_configurations
+from harness.terminal.progress import Live, wrapped
 
 _SHORT = {"forward": "fwd", "backward": "bwd"}
 _RUNTIME = 1.5

@@ -12,7 +12,20 @@ from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
-from harness.commands.arguments import (
+from harness.measure.cells import Crews, Limits, latest, measure_cells, pending, records_in_order
+from harness.plan.problem import Direction
+from harness.plan.tasks import Scope
+from harness.ranks.launch import Launch
+from harness.records.cell import CellRecord, Status
+from harness.records.config import Config, Where
+from harness.records.legible import ResultFolder
+from harness.report.reading import read_cell
+from harness.report.summary import write_summaries
+from harness.report.tables import print_sweep
+from harness.sweep import suite
+from harness.sweep.simulate_cells import simulate_cells
+from harness.sweep.suite import Mode, Part
+from harness.terminal.arguments import (
     Help,
     choice_of,
     count,
@@ -27,20 +40,7 @@ from harness.commands.arguments import (
     path,
     positive_number,
 )
-from harness.commands.progress import Live, Output, say
-from harness.measure.cells import Crews, Limits, latest, measure_cells, pending, records_in_order
-from harness.plan.problem import Direction
-from harness.plan.tasks import Scope
-from harness.ranks.launch import Launch
-from harness.records.cell import CellRecord, Status
-from harness.records.config import Config, Where
-from harness.records.legible import ResultFolder
-from harness.report.reading import read_cell
-from harness.report.summary import write_summaries
-from harness.report.tables import print_sweep
-from harness.sweep import suite
-from harness.sweep.simulate_cells import simulate_cells
-from harness.sweep.suite import Mode, Part
+from harness.terminal.progress import Live, Output, say
 from harness.training.models import MODELS, Model
 from patterns import make_pattern
 

@@ -13,17 +13,6 @@ from pathlib import Path
 from harness.base.files import write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.presets import cluster, require
-from harness.commands.arguments import (
-    Help,
-    add_plan,
-    add_problem,
-    add_simulation,
-    count,
-    example,
-    given,
-    problem_of,
-    written,
-)
 from harness.measure.traced_run import traced
 from harness.memory.ledger import ledger
 from harness.plan.problem import Direction, Problem
@@ -38,6 +27,17 @@ from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import Dispatch
 from harness.simulate.trace import Trace
+from harness.terminal.arguments import (
+    Help,
+    add_plan,
+    add_problem,
+    add_simulation,
+    count,
+    example,
+    given,
+    problem_of,
+    written,
+)
 from strategies import strategy
 
 _MIB = 2**20

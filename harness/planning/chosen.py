@@ -11,7 +11,7 @@ from harness.plan.residency import without_collection
 from harness.plan.tasks import Scope
 from harness.planning.checkpoint import Checkpoint, checkpointed, fetching, offloaded, recomputing
 from harness.planning.closed_forms import Volume
-from harness.planning.layer import as_layer, check_layer, with_summed_gradients
+from harness.planning.layers.layer import as_layer, check_layer, with_summed_gradients
 from harness.planning.options import LAYER_OPTIONS, Common, options_of, shown
 from harness.planning.strategy import Context, Strategy
 

@@ -29,7 +29,7 @@ from harness.plan.tasks import (
     Tile,
     legs_of,
 )
-from harness.planning.staged_layer import Stages
+from harness.planning.layers.staged_layer import Stages
 from harness.prepare.verified_plans import planned
 from harness.records.config import Config
 from harness.verify.pair import check_pair

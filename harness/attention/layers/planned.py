@@ -22,7 +22,7 @@ from harness.plan.heads import members
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import FINISHED, Place, Resident, Tensor
-from harness.planning.layer import WEIGHT_GRADS, WEIGHTS
+from harness.planning.layers.layer import WEIGHT_GRADS, WEIGHTS
 
 BIAS_COLUMNS = 8
 """Columns beside x where q, k or v has a bias: one of ones, and zeros that keep rows aligned."""

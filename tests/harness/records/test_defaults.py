@@ -4,11 +4,11 @@ import pytest
 
 from harness import cli
 from harness.cluster.presets import DEFAULT_CLUSTER
-from harness.commands.arguments import problem_of
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.records.defaults import CP, PATTERN, SEQLEN, heads_of, usual
 from harness.report.format import cell_heading
 from harness.sweep.suite import Mode, Part
+from harness.terminal.arguments import problem_of
 from patterns import make_pattern
 
 

@@ -14,7 +14,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import GATHERED, NO_HEADS, Free, Piece, Place, Tensor, from_rank, recomputed
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
-from harness.planning.layer_verbs import (
+from harness.planning.layers.layer_verbs import (
     add_gradients,
     add_output,
     add_projection,

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from harness.commands import progress
-from harness.commands.progress import Live, Output, wrapped
+from harness.terminal import progress
+from harness.terminal.progress import Live, Output, wrapped
 
 
 def test_the_time_left_is_not_guessed_of_the_first_few_cells(

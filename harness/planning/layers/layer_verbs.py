@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import NO_HEADS, Finish, Free, Leg, Memory, Piece, Place, Tensor, Transfer
-from harness.planning import layer
 from harness.planning.builder import PlanBuilder
+from harness.planning.layers import layer
 
 
 def only_layers(problem: Problem, name: str) -> None:

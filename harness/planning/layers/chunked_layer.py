@@ -12,7 +12,7 @@ from harness.plan.problem import Direction
 from harness.plan.tasks import GATHERED, NO_HEADS, Memory, Piece, Place, Tensor
 from harness.planning.builder import KV, OUT_PARTS, Chunks, PlanBuilder, balanced_heads
 from harness.planning.collectives import HeadGroups, kv_grads_to_tokens, to_heads, to_tokens
-from harness.planning.layer_verbs import (
+from harness.planning.layers.layer_verbs import (
     add_gradients,
     add_output,
     add_projection,

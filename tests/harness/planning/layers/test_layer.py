@@ -25,7 +25,7 @@ from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Dtype
 from harness.plan.reader import from_json
 from harness.plan.tasks import Finish, Scope, Tensor
-from harness.planning.layer import WEIGHT_GRADS, with_summed_gradients
+from harness.planning.layers.layer import WEIGHT_GRADS, with_summed_gradients
 from harness.prepare.verified_plans import planned
 from harness.verify.pair import check_pair
 from harness.verify.proof import verify

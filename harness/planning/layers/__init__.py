@@ -1,0 +1,1 @@
+"""Layers around attention in a plan: projections, checkpoints, chunks of heads or tokens."""

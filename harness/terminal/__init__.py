@@ -1,0 +1,1 @@
+"""What every verb shares at the terminal: its arguments and their help, tables and progress."""
