@@ -5,32 +5,16 @@ partial gradients, which their owners add       reduce-scatter
 anything else, partial (out, lse) among it      all-to-all
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.plan.plan import Plan
 from harness.plan.tasks import Collective, CollectiveKind, Leg, Place, Tensor, Transfer, arrivals
 from harness.schedule.batch import one_leg
 from harness.schedule.greedy import Replacement, TimedPlan
-from harness.schedule.substitute import Members, substituted
+from harness.schedule.substitute import Members
 
 _FEWEST = 2
 _GRADIENTS = frozenset({Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
-
-
-def with_collectives(plan: Plan, groups: Iterable[Members]) -> Plan:
-    """Replace each group of transfers by one collective.
-
-    Raises:
-        ValueError: A group is not transfers, or what arrives at one rank does not join.
-        CycleError: A transfer of a group waits for a task that waits for another of the group.
-    """
-    replacements = {}
-    for members in groups:
-        moves = [task for task in (plan.tasks[i] for i in members) if isinstance(task, Transfer)]
-        if len(moves) != len(members):
-            raise ValueError(f"collectives: tasks {list(members)} must be transfers")
-        replacements[members] = together(moves)
-    return substituted(plan, replacements)
 
 
 def together(moves: Sequence[Transfer]) -> Collective:

@@ -71,25 +71,6 @@ def simulate(
     )
 
 
-def list_schedule(
-    program: Program, cluster: Cluster, runtime: Runtime = Runtime.GRAPH
-) -> tuple[tuple[int, ...], ...]:
-    """Order each rank's tasks as list scheduling starts them (`Dispatch.GREEDY`).
-
-    Returns:
-        Per rank its tasks, in an order in which no ranks wait for one another: all sort by the
-        same start times, and equal ones by the plan's order.
-    """
-    work = work_of(program, cluster, runtime)
-    begun: dict[int, float] = {}
-    ranks: list[set[int]] = [set() for _ in range(program.plan.problem.cp)]
-    for activity, start in zip(work.activities, start_times(work), strict=True):
-        begun[activity.task] = min(start, begun.get(activity.task, start))
-        for stream in activity.streams:
-            ranks[stream_of(stream)[0]].add(activity.task)
-    return tuple(tuple(sorted(tasks, key=lambda t: (begun[t], t))) for tasks in ranks)
-
-
 def start_times(work: Work) -> list[float]:
     """Run all activities; return when each starts.
 

@@ -201,16 +201,6 @@ def tile_nodes(
     )
 
 
-def cut_chunks(chunks: Sequence[Chunk], pieces: int) -> tuple[tuple[range, ...], ...]:
-    """Cut each coarse chunk into so many pieces, whose lengths differ by at most one token."""
-    return tuple(
-        tuple(
-            chunk[k * len(chunk) // pieces : (k + 1) * len(chunk) // pieces] for k in range(pieces)
-        )
-        for chunk in chunks
-    )
-
-
 def _tile_devices(
     problem: Problem,
     shape: Nodes,

@@ -1,7 +1,7 @@
 """Passes: what they make is proved and right, they refuse what no kernel takes, and they pay."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -20,10 +20,11 @@ from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
 from harness.schedule import batch, fuse
 from harness.schedule.batch import batched
-from harness.schedule.collectives import with_collectives
+from harness.schedule.collectives import together
 from harness.schedule.fuse import fused, fused_at_once
 from harness.schedule.greedy import Replacement, TimedPlan, improve
 from harness.schedule.kernel_tiling import REPLACEMENT_FINDERS, tile_kernels
+from harness.schedule.substitute import Members, substituted
 from harness.simulate.simulator import simulate
 from harness.simulate.timeline import Timeline, graph_of
 from harness.verify.proof import verify
@@ -35,6 +36,22 @@ from tests.harness.planning.test_block_transfers import cases
 
 ALL = REPLACEMENT_FINDERS
 CLUSTER = h100(1)
+
+
+def with_collectives(plan: Plan, groups: Iterable[Members]) -> Plan:
+    """Replace each group of transfers by one collective.
+
+    Raises:
+        ValueError: A group is not transfers, or what arrives at one rank does not join.
+        CycleError: A transfer of a group waits for a task that waits for another of the group.
+    """
+    replacements = {}
+    for members in groups:
+        moves = [task for task in (plan.tasks[i] for i in members) if isinstance(task, Transfer)]
+        if len(moves) != len(members):
+            raise ValueError(f"collectives: tasks {list(members)} must be transfers")
+        replacements[members] = together(moves)
+    return substituted(plan, replacements)
 
 
 def tiles(plan: Plan) -> list[int]:

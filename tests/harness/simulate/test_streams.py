@@ -22,7 +22,7 @@ from harness.plan.tasks import (
     ranks_of,
 )
 from harness.simulate.queues import Stream, stream_of
-from harness.simulate.simulator import list_schedule, simulate, start_times
+from harness.simulate.simulator import simulate, start_times
 from harness.simulate.streams import Dispatch, IssueOrder, in_order, plan_order, work_of
 from harness.verify.proof import verify
 from patterns import make_pattern
@@ -31,6 +31,25 @@ from strategies import strategy
 
 def nodes_of(width: int, nodes: int = 8) -> Cluster:
     return replace(h100(nodes), gpus_per_node=width)
+
+
+def list_schedule(
+    program: Program, cluster: Cluster, runtime: Runtime = Runtime.GRAPH
+) -> tuple[tuple[int, ...], ...]:
+    """Order each rank's tasks as list scheduling starts them (`Dispatch.GREEDY`).
+
+    Returns:
+        Per rank its tasks, in an order in which no ranks wait for one another: all sort by the
+        same start times, and equal ones by the plan's order.
+    """
+    work = work_of(program, cluster, runtime)
+    begun: dict[int, float] = {}
+    ranks: list[set[int]] = [set() for _ in range(program.plan.problem.cp)]
+    for activity, start in zip(work.activities, start_times(work), strict=True):
+        begun[activity.task] = min(start, begun.get(activity.task, start))
+        for stream in activity.streams:
+            ranks[stream_of(stream)[0]].add(activity.task)
+    return tuple(tuple(sorted(tasks, key=lambda t: (begun[t], t))) for tasks in ranks)
 
 
 def runs_to_its_end(plan: Plan, order: IssueOrder) -> None:

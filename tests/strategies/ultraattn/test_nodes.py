@@ -8,11 +8,21 @@ import pytest
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import split
 from harness.schedule.scip import SolverStatus
-from strategies.ultraattn.nodes import Effort, Nodes, Rules, TwoLevels, cut_chunks, tile_nodes
+from strategies.ultraattn.nodes import Effort, Nodes, Rules, TwoLevels, tile_nodes
 from strategies.ultraattn.remap import modulo
 from strategies.ultraattn.solver.assign import Assigned
 from strategies.ultraattn.solver.instance import account, most
 from tests.support import problem
+
+
+def cut_chunks(chunks: Sequence[range], pieces: int) -> tuple[tuple[range, ...], ...]:
+    """Cut each coarse chunk into so many pieces, whose lengths differ by at most one token."""
+    return tuple(
+        tuple(
+            chunk[k * len(chunk) // pieces : (k + 1) * len(chunk) // pieces] for k in range(pieces)
+        )
+        for chunk in chunks
+    )
 
 
 def tiled(p: Problem, shape: Nodes, size: int, pieces: int = 4, **options: object) -> TwoLevels:
