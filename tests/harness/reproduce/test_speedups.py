@@ -32,7 +32,16 @@ STAR = TimedConfiguration(
     baselines=("ring",),
     directions=(Direction.FORWARD,),
 )
-TIMES = Times(baseline="ring", eager_s=8.0, graph_s=4.0, published_s=4.0, ours_s=2.0, error=0.25)
+TIMES = Times(
+    baseline="ring",
+    eager_s=8.0,
+    graph_s=4.0,
+    rival="usp",
+    best_s=3.0,
+    published_s=4.0,
+    ours_s=2.0,
+    error=0.25,
+)
 
 
 def call(*words: str) -> int:
@@ -90,6 +99,8 @@ def test_end_to_end_adds_layers_and_the_rest_of_an_iteration() -> None:
     assert (first.pattern, first.heads, first.direction) == ("strided", 1, "both")
     assert first.ours == pytest.approx((4 * (8 + 8) + 0.0489) / (4 * (4 + 4) + 0.0489))
     assert first.fair == pytest.approx((4 * 8 + 0.0489) / (4 * 4 + 0.0489))
+    assert first.best == pytest.approx((4 * 6 + 0.0489) / (4 * 4 + 0.0489))
+    assert first.rival == "usp"
 
 
 def test_a_speedup_holds_within_the_errors_of_both_predictions() -> None:
@@ -121,6 +132,8 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
     assert not isinstance(case, str)
     assert ours.eager_s == predict_run(case, fitted)
     assert ours.graph_s < ours.eager_s
+    assert ours.best_s <= ours.graph_s  # the published baseline is among the others
+    assert ours.rival == "ulysses"  # one node, and a pattern that rings spread unevenly
     assert ours.published_s <= ours.ours_s * 1.05  # what merges nothing is not much slower
     share = fitted.errors["eager_one_node_forward"] + fitted.errors["graph_one_node_forward"]
     assert ours.error == share

@@ -1,4 +1,4 @@
-"""A solver that writes beyond its memory takes the process along: solved in a process of its own."""
+"""A solver that writes beyond its memory takes the process along: each in a process of its own."""
 
 import json
 import subprocess
@@ -27,7 +27,11 @@ def solve() -> None:
 
 def test_a_program_that_solver_cuts_crash_on_is_solved() -> None:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__))], capture_output=True, text=True, timeout=120
+        [sys.executable, str(Path(__file__))],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
