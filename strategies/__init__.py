@@ -33,6 +33,7 @@ EVERY_STRATEGY = _table(
     "owner:STRATEGY",
     "grid:STRATEGY",
     "mesh:STRATEGY",
+    "dynamic:STRATEGY",
     "ultraattn.strategy:STRATEGY",
     "ultraattn.strategy:PUBLISHED",
     "upipe:STRATEGY",

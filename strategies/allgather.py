@@ -14,12 +14,11 @@ from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
-from harness.planning.builder import KV, KV_GRADS, PlanBuilder
+from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, ring_volume
-from harness.planning.collectives import all_gather, reduce_scatter
+from harness.planning.collectives import gather_attention
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
-from harness.planning.token_owners import finish_tokens, hold_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +37,7 @@ def plan(
     del context
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
-    ranks = range(problem.cp)
-    for rank in ranks:
-        hold_tokens(b, rank)
-    _, reach = (all_gather(b, tensor) for tensor in KV)  # the same for k and v
-    for rank in ranks:
-        b.tile(rank, queries.owned[rank], reach[rank], problem.all_heads, kv_version=1)
-    if direction is Direction.BACKWARD:
-        for tensor in KV_GRADS:
-            reduce_scatter(b, tensor)
-    for rank in ranks:
-        finish_tokens(b, rank)
+    gather_attention(b)
     return b.build()
 
 

@@ -7,7 +7,7 @@ from harness.plan.problem import Direction
 from harness.plan.tasks import GATHERED, CollectiveKind, Leg, Piece, Place, Tensor, from_rank
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
 from harness.planning.rings import RingSeat
-from harness.planning.token_owners import hold_tokens
+from harness.planning.token_owners import finish_tokens, hold_tokens
 
 # Gathers ------------------------------------------------------------------------------------
 
@@ -46,6 +46,24 @@ def reduce_scatter(b: PlanBuilder, tensor: Tensor) -> None:
     b.collective(CollectiveKind.REDUCE_SCATTER, legs)
     for dst, piece in sums:
         b.merge_pieces(dst, [piece])
+
+
+def gather_attention(b: PlanBuilder) -> None:
+    """Write a whole plan in which every rank gathers the keys that it needs, and attends once.
+
+    Backward gathers again, and partial gradients go home by a reduce-scatter.
+    """
+    ranks = range(b.problem.cp)
+    for rank in ranks:
+        hold_tokens(b, rank)
+    _, reach = (all_gather(b, tensor) for tensor in KV)  # the same for k and v
+    for rank in ranks:
+        b.tile(rank, b.queries.owned[rank], reach[rank], b.problem.all_heads, kv_version=1)
+    if b.direction is Direction.BACKWARD:
+        for tensor in KV_GRADS:
+            reduce_scatter(b, tensor)
+    for rank in ranks:
+        finish_tokens(b, rank)
 
 
 # All-to-alls --------------------------------------------------------------------------------

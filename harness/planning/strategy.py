@@ -157,6 +157,7 @@ class Strategy(Generic[O]):
         alternatives: (problem, options) -> options, or other strategies as they are typed, that
             may be legal at the same cp where the problem is refused; the nearest first. Other
             meshes need not be named.
+        timed: Whether its choices depend on lengths and the cluster, though it has no report.
         compared: Options as they are typed that are worth a row beside its defaults where
             strategies are compared. Meshes need not be named.
         training: Facts about training with its released code.
@@ -175,6 +176,7 @@ class Strategy(Generic[O]):
     report: Reporter[O] | None = None
     volume: ClosedForm[O] | None = None
     alternatives: Alternatives[O] | None = None
+    timed: bool = False
     compared: tuple[str, ...] = ()
     training: Training[O] = Training()
     checks: Checks[O] = Checks()

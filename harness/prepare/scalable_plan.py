@@ -138,7 +138,8 @@ def planned_at(config: Config) -> Config:
 
 def searches(config: Config) -> bool:
     """Whether the strategy times its choices, so that its plan depends on lengths and speeds."""
-    return strategy(config.strategy).strategy.report is not None
+    asked = strategy(config.strategy).strategy
+    return asked.timed or asked.report is not None
 
 
 def _scales(small: Pattern, large: Pattern) -> bool:

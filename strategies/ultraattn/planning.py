@@ -1,14 +1,14 @@
 """State that all steps of one planning share: the problem, the mode and the machine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from harness.base.cache import cache_folder
 from harness.cluster.machine import Cluster
-from harness.cluster.presets import cluster
 from harness.plan.plan import Plan
 from harness.plan.problem import Problem
 from harness.planning.levels import Level
+from harness.planning.planned_for import machine_of
 from harness.planning.strategy import Context
 from strategies.ultraattn.layout import Layout, layouts, nodes_and_gpus, own_layout
 from strategies.ultraattn.nodes import Nodes
@@ -97,14 +97,6 @@ def planning_of(problem: Problem, mode: PlanningMode, context: Context) -> Plann
         public_layout=own_layout(problem, nodes, gpus, remap=Level.REMAP in mode.levels),
         judge=judge and _once(judge),
     )
-
-
-def machine_of(problem: Problem, context: Context) -> Cluster:
-    """Return the cluster, or the default one, with as many nodes as the ranks need."""
-    base = context.cluster or cluster()
-    per_node = context.gpus_per_node
-    nodes = max(-(-problem.cp // per_node), 1)
-    return base if context.cluster else replace(base, gpus_per_node=per_node, nodes=nodes)
 
 
 def _once(judge: Judge) -> Judge:

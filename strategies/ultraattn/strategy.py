@@ -24,16 +24,17 @@ from typing import Any
 
 from harness.base.remembered import remembered
 from harness.plan.plan import Plan, to_json
-from harness.plan.problem import Direction, Dtype, Problem
+from harness.plan.problem import Direction, Problem
 from harness.plan.reader import from_json
 from harness.planning.levels import Level, read_levels, spell_levels
 from harness.planning.options import SECONDS, Reader, option
+from harness.planning.planned_for import MADE_FOR, USUAL, machine_of
 from harness.planning.strategy import Context, Strategy
 from strategies.ultraattn.fallbacks import or_others
 from strategies.ultraattn.finish import Plans, ReportedPlan, seconds_of
 from strategies.ultraattn.plan_store import Kept, kept, plan_key
 from strategies.ultraattn.planner import plan_both
-from strategies.ultraattn.planning import PlanningMode, machine_of
+from strategies.ultraattn.planning import PlanningMode
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 
@@ -109,7 +110,7 @@ def _said(
         "cluster": machine.name,
         "gpus_per_node": context.gpus_per_node,
         "calibrated": machine.fitted is not None,
-        "made_for": _MADE_FOR,
+        "made_for": MADE_FOR,
     }
 
 
@@ -118,19 +119,6 @@ def _searched(mode: PlanningMode) -> str:
     number = "a few" if mode.published else "some ten"
     levels = {"tilings": {Level.NODE, Level.DEVICE}, "schedules": {Level.SCHEDULE}}
     return " and ".join(f"{number} {name}" for name, each in levels.items() if each & mode.levels)
-
-
-_USUAL: Mapping[str, Any] = {
-    "head_dim": 128,
-    "head_dim_v": 128,
-    "batch": 1,
-    "dtype": Dtype.BFLOAT16,
-    "round_sent": False,
-    "hidden": None,
-    "rotary": None,
-}
-"""Precision, width and batch that plans are made for; reports give seconds for these."""
-_MADE_FOR = "bfloat16, head_dim 128, batch 1"
 
 
 def _mode(options: Search) -> PlanningMode:
@@ -146,9 +134,9 @@ def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bo
     """Return both directions' plans, from the cache or else made and stored.
 
     Tokens are dealt to ranks before anybody knows the precision, width and batch of a call, and
-    whether it is a layer's; so plans must not depend on them, and are made for `_USUAL` ones.
+    whether it is a layer's; so plans must not depend on them, and are made for `USUAL` ones.
     """
-    bare = replace(problem, **_USUAL)
+    bare = replace(problem, **USUAL)
     name, compared = NAMES[mode.published], candidates and context.others is not None
 
     def make() -> Kept:

@@ -1,0 +1,1 @@
+"""Groups of ranks that share documents: values, the solver, Megatron's rule."""
