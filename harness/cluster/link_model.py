@@ -45,6 +45,12 @@ class Curve:
             return self.latency_s + size_bytes / self.small_bytes_per_s
         return self.large_latency_s + size_bytes / self.bytes_per_s
 
+    @property
+    def most_bytes_per_s(self) -> float:
+        """Bytes over seconds, at most: of a very large message, or of one at the switch."""
+        below_s = self.latency_s + self.switch_bytes / self.small_bytes_per_s
+        return max(self.bytes_per_s, self.switch_bytes / below_s if below_s else 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:

@@ -21,7 +21,7 @@ from harness.proved.plans import proved
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.report.format import cell_heading
-from harness.simulate.bounds import Bounds, bounds, problem_bound_s
+from harness.simulate.bounds import Bounds, any_plan_bound, bounds, problem_bound_s
 from harness.simulate.chrome import to_chrome
 from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
@@ -123,14 +123,16 @@ def run(args: argparse.Namespace) -> int:
         peak_memory_bytes=ledger(program).peak_bytes,
     )
     limits = bounds(program, machine, runtime)
-    any_plan_s = problem_bound_s(problem, direction, machine)
+    even_s = problem_bound_s(problem, direction, machine)
+    any_plan_s = any_plan_bound(problem, direction, machine).bound_s
     if args.output is not None:
         _write(args.output, to_chrome(trace))
     if args.json:
         body = {
             **trace.summary(),
             "bound_s": limits.bound_s,
-            "problem_bound_s": any_plan_s,
+            "problem_bound_s": even_s,
+            "any_plan_bound_s": any_plan_s,
             "critical_path_s": limits.critical_path_s,
         }
         sys.stdout.write(json_text(body, indent=2) + "\n")
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns
         what = cell_heading(strategy(args.strategy).text, problem, direction)
         sys.stdout.write(gantt(trace, width, args.ranks, what=what) + "\n")
-        sys.stdout.write(_figures(trace, limits, any_plan_s) + "\n")
+        sys.stdout.write(_figures(trace, limits, (even_s, any_plan_s)) + "\n")
     return 0
 
 
@@ -204,16 +206,16 @@ def _write(path: Path, text: str) -> None:
         ) from None
 
 
-def _figures(trace: Trace, limits: Bounds, any_plan_s: float) -> str:
+def _figures(trace: Trace, limits: Bounds, of_problem_s: tuple[float, float]) -> str:
     overlap = "nothing is sent" if trace.overlap is None else f"{trace.overlap:.1%}"
     links = ", ".join(f"{name} {size / _MIB:,.0f} MiB" for name, size in trace.link_bytes.items())
     peak = max(trace.peak_memory_bytes or (0,))
     exposed = (trace.exposed_comm_max_s * 1e3, trace.exposed_comm_mean_s * 1e3)
-    makespan_ms = trace.makespan_s * 1e3
+    makespan_ms, even_ms = trace.makespan_s * 1e3, of_problem_s[0] * 1e3
     rows = [
         ("makespan", f"{makespan_ms:.3f} ms"),
         ("bound, this plan", f"{limits.bound_s * 1e3:.3f} ms"),
-        ("bound, any plan", f"{any_plan_s * 1e3:.3f} ms"),
+        ("bound, any plan", f"{of_problem_s[1] * 1e3:.3f} ms, even compute {even_ms:.3f} ms"),
         ("exposed transfers", f"{exposed[0]:.3f} ms at most, {exposed[1]:.3f} ms on average"),
         ("overlap", overlap),
         (

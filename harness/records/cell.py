@@ -86,6 +86,7 @@ class CellRecord:
         link_bytes: By kind of link, over all ranks.
         planned_tokens: Length of the plan that was simulated, scaled to the cell's.
         plan_bound_s: No order of this plan's tasks takes less, seconds.
+        any_plan_bound_s: No plan of the problem takes less (docs/bounds.md), seconds.
         calibration_id: Name and date of the calibration.
         environment: Versions, cores, commit, variables.
         recorded_at: UTC.
@@ -118,6 +119,7 @@ class CellRecord:
     link_bytes: Mapping[str, int] | None = field(default=None, metadata=_LEFT_OUT)
     planned_tokens: Annotated[int, counts(1)] | None = None
     plan_bound_s: Share | None = None
+    any_plan_bound_s: Share | None = None
     calibration_id: str | None = None
     environment: Annotated[Mapping[str, object], facts(2)] = field(metadata=_LEFT_OUT)
     recorded_at: str = field(metadata=_LEFT_OUT)

@@ -55,6 +55,9 @@ _BEST = (
 )
 
 
+_ANY_PLAN = "(any plan)"
+
+
 def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     """Print all tables of a sweep, the reasons of cells that did not run, and the best table."""
     wide = console.width >= _WIDE
@@ -65,6 +68,8 @@ def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     if calibrations:
         figures = "ms, times the compute bound evenly spread (×)"
         figures += ", speed-up over ring (r)" if wide else ""
+        if any(entry.any_plan_bound_s for entry in records):
+            figures += f"; {_ANY_PLAN}: no plan takes less, by docs/bounds.md"
         _say(console, f"simulated: {figures}; * best. {'; '.join(calibrations)}")
         _say(console, *apart([entry for entry in records if entry.source is Source.SIMULATED]))
     for title, group in _grouped(records, Source.MEASURED):
@@ -162,7 +167,19 @@ def simulated_tables(records: Sequence[CellRecord], width: int) -> Iterator[Tabl
                 for pattern in shown
             ]
             table.add_row(broken(text, longest), *cells)
+        limits = [_any_plan(records, pattern, wide=wide) for pattern in shown]
+        if any(limits):
+            table.add_row(_ANY_PLAN, *limits, style="dim")
         yield table
+
+
+def _any_plan(records: Sequence[CellRecord], pattern: str, *, wide: bool) -> str:
+    """Time that no plan of a pattern beats; empty if no record has one."""
+    for entry in records:
+        if entry.config.pattern == pattern and entry.bound_s and entry.any_plan_bound_s:
+            factor = _factor(entry.any_plan_bound_s / entry.bound_s)
+            return f"{milliseconds(entry.any_plan_bound_s)} {factor}" + " " * 7 * wide
+    return ""
 
 
 def _simulated(

@@ -35,6 +35,8 @@ def folded(parts: Sequence[UntimedJob]) -> tuple[tuple[UntimedJob, ...], dict[in
         part = parts[index]
         ranks = tuple(alike[rank] for rank in part.ranks)
         queues = tuple(alike[q // _PER_RANK] * _PER_RANK + q % _PER_RANK for q in part.queues)
+        if part.peers:  # a collective holds the ports of ranks that are one here
+            queues = tuple(dict.fromkeys(queues))
         found.append(
             part._replace(
                 queues=queues,
@@ -53,7 +55,7 @@ def folded(parts: Sequence[UntimedJob]) -> tuple[tuple[UntimedJob, ...], dict[in
 
 
 def _lines(part: UntimedJob) -> tuple[int, ...]:
-    """The queues of a part; collectives of a rank have one too here, for they come in an order."""
+    """The queues of a part; what no port is held for has one too here, for it comes in an order."""
     return part.queues or tuple(number_of(rank, Stream.TRANSFER) for rank in part.peers)
 
 

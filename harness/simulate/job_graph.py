@@ -64,7 +64,8 @@ def skeleton(
             case Collective():
                 need = _collective(plan, task, gpus_per_node)
                 peers = tuple(sorted({p.rank for leg in task.legs for p in (leg.src, leg.dst)}))
-                parts.append(UntimedJob((), (), after, need, index, peers))
+                ports = _ports(task, gpus_per_node)
+                parts.append(UntimedJob(ports, (), after, need, index, peers))
             case Free():
                 parts.append(UntimedJob((), (), after, Need(NeedKind.DELAY), index))
             case _:
@@ -189,6 +190,16 @@ def _gated(part: UntimedJob, parts: Sequence[UntimedJob]) -> UntimedJob:
     if not gates:
         return part
     return part._replace(after=tuple(n for n in part.after if n not in gates), gates=gates)
+
+
+def _ports(task: Collective, gpus_per_node: int) -> tuple[int, ...]:
+    """Every port that a leg of a collective crosses: it holds them all until it ends."""
+    found: set[int] = set()
+    for leg in task.legs:
+        link = link_between(leg.src, leg.dst, gpus_per_node)
+        if link is not LinkClass.LOCAL:
+            found.update(queues_between(leg.src, leg.dst, link))
+    return tuple(sorted(found))
 
 
 def _collective(plan: Plan, task: Collective, gpus_per_node: int) -> Need:

@@ -114,7 +114,7 @@ class UntimedJob(NamedTuple):
     """A job without times, see `contention.Job`.
 
     Attributes:
-        queues: As there.
+        queues: As there; of a collective, the ports that its legs cross.
         ranks: As there.
         after: As there.
         need: Needs of the job.

@@ -60,7 +60,7 @@ class TaskCosts:
         task, gpu = self.plan.tasks[index], self.cluster.gpu
         match task:
             case Tile():
-                return self._tile_s(index, task)
+                return self.kernels_s(task) + self._folded_s(index, task)
             case Merge():
                 # Read the source, write the accumulator, and read it too unless it is new.
                 moved = self._folded_bytes(task.sources) - self._fresh_bytes(index)
@@ -128,16 +128,19 @@ class TaskCosts:
             self._calls[key] = count_with_any_mask(self.plan, tile)
         return self._calls[key]
 
-    def _tile_s(self, index: int, tile: Tile) -> float:
-        written = sum(map(self.bytes, tile.writes))
-        moved = written + sum(map(self.bytes, tile.reads))
+    def kernels_s(self, tile: Tile) -> float:
+        """Seconds of a tile's kernel calls, without folding their results in."""
+        moved = sum(map(self.bytes, (*tile.writes, *tile.reads)))
         seconds = self.attention_s(tile_flops(self.plan, tile), tile.direction)
-        kernels = max(seconds, self._memory_s(moved))
+        starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s
+        return starts + max(seconds, self._memory_s(moved))
+
+    def _folded_s(self, index: int, tile: Tile) -> float:
+        """Seconds to fold a tile's results into what is there: all but those that begin there."""
+        written = sum(map(self.bytes, tile.writes))
         # What is not new is folded in: read the part, read and write the accumulator.
         share = 1 - self._fresh_bytes(index) / written if written else 0.0
-        folded = share * self._folded_bytes(tile.writes)
-        starts = self.kernel_calls(tile) * self.cluster.gpu.kernel_start_s
-        return starts + kernels + self._memory_s(folded)
+        return self._memory_s(share * self._folded_bytes(tile.writes))
 
     def _folded_bytes(self, parts: Sequence[Piece]) -> float:
         """Bytes that move when partial results are folded in: merged (out), or added."""
@@ -181,16 +184,11 @@ class MeasuredTaskCosts(TaskCosts):
             case LinkClass.LOCAL | LinkClass.HOST:
                 return super().leg_s(leg)
 
-    def _tile_s(self, index: int, tile: Tile) -> float:
-        if self.plan.problem.dtype.bytes != _FITTED_BYTES:
-            return super()._tile_s(index, tile)
-        written = sum(map(self.bytes, tile.writes))
-        folded = self._fitted.effects.passes * (written - self._fresh_bytes(index))
-        return self._kernels_s(tile) + self._memory_s(folded)
-
-    def _kernels_s(self, tile: Tile) -> float:
-        """Seconds of a tile's kernel calls by the kernel model."""
+    def kernels_s(self, tile: Tile) -> float:
+        """Seconds of a tile's kernel calls by the kernel model; of other precisions as there."""
         problem = self.plan.problem
+        if problem.dtype.bytes != _FITTED_BYTES:
+            return super().kernels_s(tile)
         delta = any(piece.tensor is Tensor.DELTA for piece in tile.reads)
         key = (tile.q, tile.kv, tile.heads, delta)
         if key not in self._kernels:
@@ -208,6 +206,13 @@ class MeasuredTaskCosts(TaskCosts):
                 for call in self._calls_of(self.plan, tile)
             )
         return self._kernels[key]
+
+    def _folded_s(self, index: int, tile: Tile) -> float:
+        if self.plan.problem.dtype.bytes != _FITTED_BYTES:
+            return super()._folded_s(index, tile)
+        written = sum(map(self.bytes, tile.writes))
+        folded = self._fitted.effects.passes * (written - self._fresh_bytes(index))
+        return self._memory_s(folded)
 
 
 def costs_on(program: Program, cluster: Cluster) -> TaskCosts:

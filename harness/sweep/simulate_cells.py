@@ -27,7 +27,7 @@ from harness.prepare.scalable_plan_cache import structure_of
 from harness.proved.plans import proved
 from harness.records.cell import CellRecord, Status, ended, from_json, plan_flops, utc_now
 from harness.records.config import Config
-from harness.simulate.bounds import bounds, problem_bound_s
+from harness.simulate.bounds import any_plan_bound, bounds, problem_bound_s
 from harness.simulate.calibrated import full_clock, predict, pricer
 from harness.simulate.simulator import simulate
 from harness.simulate.streams import work_of
@@ -171,6 +171,7 @@ def simulated(
         work_hash=plan.work_hash,
         bound_s=limits.balanced_s,
         plan_bound_s=limits.bound_s,
+        any_plan_bound_s=any_plan_bound(plan.problem, plan.direction, machine).bound_s,
         calibration=trace.calibration,
         environment=context,
         recorded_at=utc_now(),
@@ -240,6 +241,7 @@ def _predict(
         planned_tokens=made.tokens,
         bound_s=balanced_s,
         plan_bound_s=max(balanced_s, said.bound_s),
+        any_plan_bound_s=any_plan_bound(problem, direction, machine).bound_s,
         calibration=said.trust.text,
         calibration_id=said.trust.calibration_id,
         inside_range=said.trust.inside,

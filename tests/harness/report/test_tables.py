@@ -128,6 +128,15 @@ def test_the_best_of_each_pattern_is_marked_and_the_bound_beside_it(width: int) 
     assert "*" not in row(printed(grid(simulated), width), "zigzag")
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_below_the_strategies_stands_the_time_that_no_plan_beats(width: int) -> None:
+    known = [simulated("ring", "full", 1.2, any_plan_bound_s=0.75), simulated("ring", "star", 2.0)]
+    lines = printed(known, width)
+    assert row(lines, "(any plan)").split() == ["(any", "plan)", "750", "1.5×"]
+    assert "no plan takes less" in flat(lines)
+    assert "any plan" not in flat(printed(known[1:], width))
+
+
 def test_equal_times_are_all_best() -> None:
     lines = printed([simulated(name, "star", 0.75) for name in ("ring", "usp")], 80)
     assert "750* 1.5×" in row(lines, "ring")

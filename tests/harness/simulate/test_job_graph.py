@@ -9,7 +9,7 @@ from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Transfer
 from harness.schedule.post_late import posted_late
-from harness.simulate.calibrated import skeleton_on
+from harness.simulate.calibrated import pricer, skeleton_on
 from harness.simulate.contention import Job, run_jobs
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import Need, NeedKind, Skeleton
@@ -235,3 +235,20 @@ def test_a_thread_in_a_kernel_issues_no_transfer(text: str) -> None:
         assert fitted is not None
         seen = skeleton_on(made, fitted, eager=False, fold=False).parts
         assert [part.after for part in seen] == [part.after for part in parts]
+
+
+def test_collectives_of_the_same_ranks_move_one_after_another() -> None:
+    # Forward, allgather gathers k and v: neither waits for the other, but both cross all ports.
+    machine = cluster("h100-hamming")
+    assert machine.fitted is not None
+    made = program("allgather", "full", 16, Direction.FORWARD)
+    prices = pricer(made.plan.problem, Direction.FORWARD, machine.fitted, eager=False)
+    for shape in (skeleton(made, 8), skeleton(made, 8, fold=False)):
+        starts, ends = prices.times(shape)
+        gathers = [
+            (start, end)
+            for part, start, end in zip(shape.parts, starts, ends, strict=True)
+            if part.need.kind is NeedKind.COLLECTIVE
+        ]
+        (_, first_ends), (second_starts, second_ends) = gathers
+        assert second_starts == first_ends < second_ends
