@@ -4,6 +4,7 @@ HarnessError
 ├── UnsupportedError        a strategy or kernel cannot do this problem; says why and what is near
 ├── MeasurementError        a run failed for a reason that is not the plan's
 ├── RecordError             a record has a value that it cannot have (a ValueError, too)
+├── DeviceProgramError      a device program is not safe, or does not do its plan
 └── PlanError               a plan breaks a rule; names the rule, the rank and the task
     ├── MissedPairError         an unmasked (query, key, head) was never attended
     ├── RepeatedPairError       a (query, key, head) was attended more than once
@@ -54,6 +55,28 @@ class MeasurementError(HarnessError):
 
 class RecordError(HarnessError, ValueError):
     """A record lacks a field, or a field has a value that it cannot have; it is named."""
+
+
+class DeviceProgramError(HarnessError):
+    """A device program breaks a rule.
+
+    Args:
+        rule: The rule, as a sentence.
+        rank: The rank where it breaks; None where several are at fault.
+        operation: Number of the operation that breaks it; None where no single one does.
+        detail: The finding.
+    """
+
+    def __init__(
+        self, rule: str, *, rank: int | None, operation: int | None = None, detail: str = ""
+    ) -> None:
+        self.rule = rule
+        self.rank = rank
+        self.operation = operation
+        self.detail = detail
+        places = (("rank", rank), ("operation", operation))
+        where = ", ".join(f"{what} {number}" for what, number in places if number is not None)
+        super().__init__(f"{rule} ({where or 'whole program'}): {detail}")
 
 
 class PlanError(HarnessError):

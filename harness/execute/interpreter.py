@@ -20,15 +20,15 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from harness.execute import kernels, projections
-from harness.execute.rotary import Rotary, Turns, TurnsOf
-from harness.execute.shards import positions_of
+from harness.execute.rotary import TurnsOf
+from harness.execute.task_arguments import score_change, turns_of_task
 from harness.execute.transport import Handle, Transport
-from harness.plan import heads as head_sets
 from harness.plan.kernel_calls import Call, lower
+from harness.plan.parts import landing, parts_of
 from harness.plan.problem import Direction
 from harness.plan.residency import Access, Program, Segment, Step
 from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
-from harness.plan.slices import Cut, OffsetRange, head_runs, positions, runs
+from harness.plan.slices import Cut, OffsetRange, head_runs, positions
 from harness.plan.tasks import (
     AccessMode,
     Collective,
@@ -446,11 +446,8 @@ class _Interpreter:
         self, whole: Piece, piece: Piece, tensor: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, Cut]]:
         """Where a piece goes in the tensor of a larger one: views, and what each takes of it."""
-        for chunks in runs(whole.chunks, piece.chunks):
-            rows, own_rows = self.plan.rows(whole, chunks), self.plan.rows(piece, chunks)
-            for heads in head_sets.heads_side_by_side(piece.heads, whole.heads):
-                own = positions(piece.heads, heads)
-                yield _cut(tensor, rows, positions(whole.heads, heads)), (own_rows, own)
+        for cut, own in landing(self.plan, whole, piece):
+            yield _cut(tensor, *cut), own
 
     # Attention ------------------------------------------------------------------------------
 
@@ -465,24 +462,9 @@ class _Interpreter:
         work = self._forward if tile.direction is Direction.FORWARD else self._backward
         for call in calls:
             for q_heads, kv_heads in by_heads:
-                change = self._change(tile, call, q_heads)
+                change = score_change(self.plan, tile, call, q_heads, self.device)
                 work(_Work(call, change, q_heads, kv_heads, reads, writes, fresh))
         self._begin(fresh)
-
-    def _change(
-        self, tile: Tile, call: Call, heads: OffsetRange
-    ) -> tuple[kernels.ScoreChange, ...]:
-        """Return the change to a call's scores, if there is one."""
-        softcap, alibi = self.problem.softcap, self.problem.alibi
-        if alibi is None:
-            return () if softcap is None else (kernels.ScoreChange(softcap=softcap),)
-        slopes = [alibi[head] for head in head_sets.members(tile.heads)][slice(*heads)]
-        q, k = (
-            positions_of(self.plan.chunks(piece), self.device)[slice(*part)]
-            for piece, part in zip(tile.reads[:2], (call.rows, call.cols), strict=True)
-        )
-        on_device = torch.tensor(slopes, dtype=self.acc, device=self.device)
-        return (kernels.ScoreChange(softcap=softcap, slopes=on_device, q=q, k=k),)
 
     def _forward(self, work: _Work) -> None:
         q, k, v = work.q(Tensor.Q), work.kv(Tensor.K), work.kv(Tensor.V)
@@ -598,36 +580,7 @@ class _Interpreter:
             self._fill(slab, fresh)
 
     def _parts(self, access: Access, where: Cut) -> list[tuple[int, Cut | None, Cut]]:
-        """Split rows and heads of a piece by the slabs that hold it.
-
-        Returns:
-            Per slab: its id, the rows and heads inside it (None = all of it), and the rows and
-            heads inside the tensor that covers just `where`.
-        """
-        piece = access.piece
-        rows, heads = where
-        parts: list[tuple[int, Cut | None, Cut]] = []
-        for segment in access.segments:
-            slab = self.program.slabs[segment.slab]
-            slab_rows = self.plan.rows(slab.piece, segment.chunks)
-            row, end = self.plan.rows(piece, segment.chunks)
-            first, last = max(rows[0], row), min(rows[1], end)
-            if first >= last:
-                continue
-            shift = slab_rows[0] - row
-            low, high = positions(piece.heads, segment.heads)
-            h0, h1 = max(heads[0], low), min(heads[1], high)
-            if h0 >= h1:
-                continue
-            up = positions(slab.piece.heads, segment.heads)[0] - low
-            cut = ((first + shift, last + shift), (h0 + up, h1 + up))
-            inner = ((first - rows[0], last - rows[0]), (h0 - heads[0], h1 - heads[0]))
-            everything = (
-                (0, self.plan.tokens(slab.piece)),
-                (0, slab.piece.heads.bit_count()),
-            )
-            parts.append((slab.id, None if cut == everything else cut, inner))
-        return parts
+        return parts_of(self.plan, self.program.slabs, access, where)
 
     # Products -------------------------------------------------------------------------------
 
@@ -636,7 +589,7 @@ class _Interpreter:
         write = step.accesses[2]
         into = self._whole_target(write, step)
         with self.watch.in_kernel():
-            turns = self._turns(task) if task.rotary else None
+            turns = turns_of_task(self.plan, task, self.device, self.turns) if task.rotary else None
             match task.op:
                 case LinearOp.PROJECT:
                     made = projections.project_tensors(left, right, turns)
@@ -666,19 +619,6 @@ class _Interpreter:
         if slab.id in step.creates or slab.piece != write.piece:
             return None
         return self._slab(slab.id)
-
-    def _turns(self, task: Linear) -> Turns:
-        """Turns of a product's tokens."""
-        rows = next(piece for piece in task.reads if not piece.tensor.is_weight)
-        turns = (self.turns or self._plain_turns)(self.plan.chunks(rows))
-        return turns._replace(cos=turns.cos.to(self.device), sin=turns.sin.to(self.device))
-
-    def _plain_turns(self, chunks: Sequence[range]) -> Turns:
-        """Turns by positions in the whole sequence, as the problem has them."""
-        base = self.problem.rotary
-        assert base is not None  # the verifier asks rotary tasks to follow the problem
-        at = positions_of(chunks, torch.device("cpu"))
-        return Rotary(base=base).turns(at, self.problem.head_dim, self.device)
 
     # Folding and finishing ------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ class Direction(StrEnum):
 class Dtype(StrEnum):
     """Precision of inputs and outputs; partial results are kept in `accumulator_bytes`."""
 
+    __hash__ = str.__hash__  # an enum's own hash is a python function, and sizes are asked a lot
+
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -34,12 +36,15 @@ class Dtype(StrEnum):
     @property
     def bytes(self) -> int:
         """Bytes per element of inputs and outputs."""
-        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.value]
+        return _BYTES[self]
 
     @property
     def accumulator_bytes(self) -> int:
         """Bytes per element of partial results: float64 for float64, else float32."""
         return 8 if self is Dtype.FLOAT64 else 4
+
+
+_BYTES = {Dtype.FLOAT64: 8, Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
