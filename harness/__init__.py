@@ -26,6 +26,7 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 7     | schedule    | passes from plan to plan: fuse, batch, collectives, order                  |
 | 7     | peers       | adapters that run other projects' context parallelism on our inputs        |
 | 6     | planning    | building blocks of strategies: builder, rings, all-to-alls, layers         |
+| 6     | program     | what each rank's GPU is told: emitted, proved, run under adverse timings   |
 | 6     | simulate    | seconds of a plan on a cluster                                             |
 | 6     | oracle      | dense attention in float64, inputs, and the one tolerance                  |
 | 6     | records     | configurations of cells, and their results                                 |
