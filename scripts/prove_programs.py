@@ -207,9 +207,7 @@ def break_programs(report: Report, wanted: int, seed: int) -> None:
         report.caught += bool(wrong)
         report.kinds[f"{kind}: {'refused' if wrong else 'harmless'}"] += 1
         if not agrees(subject, mutant, draw, right=not wrong):
-            verdict = (
-                f"refused ({wrong}), but runs agree" if wrong else "proved, but runs differ"
-            )
+            verdict = f"refused ({wrong}), but runs agree" if wrong else "proved, but runs differ"
             report.failed.append(f"{subject.name}, {kind}: {verdict}")
 
 
