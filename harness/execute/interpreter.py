@@ -24,11 +24,10 @@ from harness.execute.rotary import TurnsOf
 from harness.execute.task_arguments import score_change, turns_of_task
 from harness.execute.transport import Handle, Transport
 from harness.plan.kernel_calls import Call, lower
-from harness.plan.parts import landing, parts_of
 from harness.plan.problem import Direction
 from harness.plan.residency import Access, Program, Segment, Step
 from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
-from harness.plan.slices import Cut, OffsetRange, head_runs, positions
+from harness.plan.slices import Cut, OffsetRange, head_runs, landing, parts_of, positions
 from harness.plan.tasks import (
     AccessMode,
     Collective,

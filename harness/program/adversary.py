@@ -23,14 +23,14 @@ from harness.program.operations import (
     ByteView,
     DeviceProgram,
     Group,
+    KernelLaunch,
     Lane,
-    Launch,
     Operation,
     Post,
+    PostEnd,
     RankProgram,
     Record,
     Wait,
-    Way,
 )
 from harness.program.policies import Policy, Turn
 
@@ -93,7 +93,7 @@ class _Rank:
         for number, operation in enumerate(program.operations):
             self.queues.setdefault(operation.lane, []).append(number)
             match operation:
-                case Launch():
+                case KernelLaunch():
                     self.launches[number] = bind_launch(plan, operation, self.arenas)
                 case Record(event=event):
                     events.add(event)
@@ -227,17 +227,17 @@ class _Run:
             rank.begin(number)
             self._start(rank, operation)
             return
-        if isinstance(operation, Launch):
+        if isinstance(operation, KernelLaunch):
             rank.launches[number]()
         else:
             self._end_group(turn.rank, number, operation)
         queue.pop()
         rank.over(number)
 
-    def _start(self, rank: _Rank, operation: Launch | Group) -> None:
+    def _start(self, rank: _Rank, operation: KernelLaunch | Group) -> None:
         if isinstance(operation, Group):
             for post in operation.posts:
-                if post.way is Way.RECEIVE:
+                if post.way is PostEnd.RECEIVE:
                     rank.data(post.view).fill_(_POISON)
             return
         for view in operation.writes:
@@ -248,7 +248,7 @@ class _Run:
         for index, post in enumerate(group.posts):
             here = (at, number, index)
             there = self.mates[here]
-            if post.way is Way.SEND:
+            if post.way is PostEnd.SEND:
                 self._sent(here, there, self.ranks[at].data(post.view))
             else:
                 self._received(here, there, self.ranks[at].data(post.view))
@@ -279,24 +279,24 @@ class _Run:
 
 def _mates(ranks: Sequence[RankProgram]) -> dict[_End, _End]:
     """Match the ends of messages as far as they have two."""
-    ends: dict[tuple[int, int, Lane, Way], list[_End]] = defaultdict(list)
+    ends: dict[tuple[int, int, Lane, PostEnd], list[_End]] = defaultdict(list)
     for at, program in enumerate(ranks):
         for number, operation in enumerate(program.operations):
             if not isinstance(operation, Group):
                 continue
             for index, post in enumerate(operation.posts):
-                src, dst = (at, post.peer) if post.way is Way.SEND else (post.peer, at)
+                src, dst = (at, post.peer) if post.way is PostEnd.SEND else (post.peer, at)
                 ends[src, dst, operation.lane, post.way].append((at, number, index))
     found: dict[_End, _End] = {}
     for (src, dst, lane, way), mine in ends.items():
-        other = Way.RECEIVE if way is Way.SEND else Way.SEND
+        other = PostEnd.RECEIVE if way is PostEnd.SEND else PostEnd.SEND
         found.update(zip(mine, ends.get((src, dst, lane, other), ()), strict=False))
     return found
 
 
 def _views(operation: Operation) -> tuple[ByteView, ...]:
     match operation:
-        case Launch():
+        case KernelLaunch():
             return (*operation.reads, *operation.writes)
         case Group():
             return tuple(post.view for post in operation.posts)

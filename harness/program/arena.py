@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from harness.program.operations import Lane
 
-ALIGNMENT_BYTES = 256
+BUFFER_ALIGNMENT_BYTES = 256
 """Buffers begin at multiples of this: as cudaMalloc's do (CUDA C++ programming guide, device memory
 accesses), and of what every kernel asks for."""
 
@@ -45,7 +45,7 @@ class Arena:
             Its offset, and the operations that must be over before it is used: holes of which that
             is known come first, then those that were freed longest ago.
         """
-        need = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        need = -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
         best: tuple[tuple[bool, int, int], int, int] | None = None
         for first, last in self._runs(need):
             holes = self._holes[first:last]
@@ -60,7 +60,7 @@ class Arena:
     def give(self, offset: int, size: int, users: LanePositions) -> None:
         """Free a buffer that these operations used last."""
         self._count += 1
-        need = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        need = -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
         self._put(_Hole(offset, need, users, self._count))
 
     def _runs(self, need: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from harness.plan.kernel_calls import lower
 from harness.plan.plan import Plan
 from harness.plan.slices import head_runs
 from harness.plan.tasks import Linear, Memory, Tile
-from harness.program.operations import ByteView, Kernel, Launch
+from harness.program.operations import ByteView, Kernel, KernelLaunch
 
 Arenas = Mapping[Memory, torch.Tensor]
 """The bytes of each memory, one-dimensional uint8."""
@@ -29,7 +29,7 @@ def tensor_at(arenas: Arenas, view: ByteView) -> torch.Tensor:
 
 
 def bind_launch(
-    plan: Plan, launch: Launch, arenas: Arenas, turns_of: TurnsOf | None = None
+    plan: Plan, launch: KernelLaunch, arenas: Arenas, turns_of: TurnsOf | None = None
 ) -> DoLaunch:
     """Make the function that does a launch.
 
@@ -62,7 +62,7 @@ def bind_launch(
 
 
 def _attending(
-    plan: Plan, launch: Launch, reads: list[torch.Tensor]
+    plan: Plan, launch: KernelLaunch, reads: list[torch.Tensor]
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
     assert launch.task is not None  # it is attention
     assert launch.call is not None
@@ -85,7 +85,7 @@ def _attending(
 
 def _product(
     plan: Plan,
-    launch: Launch,
+    launch: KernelLaunch,
     reads: list[torch.Tensor],
     writes: list[torch.Tensor],
     turns_of: TurnsOf | None,

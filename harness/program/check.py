@@ -18,8 +18,8 @@ from harness.program.operations import (
     DeviceProgram,
     Group,
     Kernel,
+    KernelLaunch,
     Lane,
-    Launch,
     RankProgram,
 )
 
@@ -66,7 +66,7 @@ def check_limits(program: RankProgram, gpus_per_node: int) -> None:
         )
     for number, operation in enumerate(program.operations):
         match operation:
-            case Launch():
+            case KernelLaunch():
                 wrong = _misplaced(operation)
             case Group():
                 wrong = _misposted(operation, program.rank, gpus_per_node)
@@ -81,7 +81,7 @@ def check_limits(program: RankProgram, gpus_per_node: int) -> None:
             )
 
 
-def _misplaced(launch: Launch) -> str:
+def _misplaced(launch: KernelLaunch) -> str:
     """Why a launch cannot be where it is; empty if it can."""
     memories = [view.memory for view in (*launch.reads, *launch.writes)]
     if launch.lane is Lane.COMPUTE:

@@ -14,23 +14,23 @@ from harness.plan.tasks import Memory
 from harness.program.operations import (
     ByteView,
     Group,
+    KernelLaunch,
     Lane,
-    Launch,
     Operation,
+    PostEnd,
     RankProgram,
     Record,
     Wait,
-    Way,
 )
 
 
 def touched_views(operation: Operation) -> list[tuple[ByteView, bool]]:
     """The views that an operation touches, and whether it writes each."""
     match operation:
-        case Launch(reads=reads, writes=writes):
+        case KernelLaunch(reads=reads, writes=writes):
             return [(view, False) for view in reads] + [(view, True) for view in writes]
         case Group(posts=posts):
-            return [(post.view, post.way is Way.RECEIVE) for post in posts]
+            return [(post.view, post.way is PostEnd.RECEIVE) for post in posts]
         case _:
             return []
 
@@ -159,11 +159,13 @@ def _joined(
 def _own_overlap(program: RankProgram, number: int, operation: Operation) -> None:
     """An operation writes in place, or beside what it reads; and each byte once."""
     views = touched_views(operation)
-    if isinstance(operation, Launch) and not operation.reads and len(operation.writes) == 1:
+    if isinstance(operation, KernelLaunch) and not operation.reads and len(operation.writes) == 1:
         return
     for at, (view, writes) in enumerate(views):
         for other, also in views[at + 1 :]:
-            in_place = isinstance(operation, Launch) and view == other and not (writes and also)
+            in_place = (
+                isinstance(operation, KernelLaunch) and view == other and not (writes and also)
+            )
             if (writes or also) and not in_place and _overlap(view, other):
                 raise DeviceProgramError(
                     "an operation writes each byte once, in place or beside what it reads",

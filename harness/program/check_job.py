@@ -32,10 +32,10 @@ from harness.program.operations import (
     ByteView,
     Group,
     Kernel,
+    KernelLaunch,
     Lane,
-    Launch,
+    PostEnd,
     RankProgram,
-    Way,
 )
 from harness.program.plan_labels import PlanLabels, input_labels
 
@@ -72,7 +72,7 @@ def check_job(
     started: set[PostAt] = set()
     for rank, number, moment in order:
         operation = ranks[rank].operations[number]
-        if moment is Moment.ENDED and isinstance(operation, Launch):
+        if moment is Moment.ENDED and isinstance(operation, KernelLaunch):
             found[rank].launch(number, operation)
         elif moment is Moment.STARTED and isinstance(operation, Group):
             for at in range(len(operation.posts)):
@@ -96,7 +96,7 @@ def _check_messages(plan: Plan, ranks: Sequence[RankProgram]) -> None:
     lanes: dict[tuple[int, int], set[Lane]] = defaultdict(set)
     for program in ranks:
         for _, lane, post in posts_of(program):
-            if post.way is Way.SEND:
+            if post.way is PostEnd.SEND:
                 pair = (program.rank, post.peer)
                 sent[pair].append(post.view.size_bytes)
                 lanes[pair].add(lane)
@@ -125,7 +125,7 @@ def _check_calls(plan: Plan, program: RankProgram) -> None:
     found = Counter(
         (operation.task, operation.call)
         for operation in program.operations
-        if isinstance(operation, Launch) and operation.kernel in _ATTENDING
+        if isinstance(operation, KernelLaunch) and operation.kernel in _ATTENDING
     )
     if found != wanted:
         task, call = next(iter((found - wanted) + (wanted - found)))
@@ -208,13 +208,13 @@ class _RankLabels:
         cells = self._cells(view)
         return cells.reshape(-1)
 
-    def launch(self, number: int, launch: Launch) -> None:
+    def launch(self, number: int, launch: KernelLaunch) -> None:
         reads = [self.read(view, number) for view in launch.reads]
         made = self._made(launch, reads)
         for view, labels in zip(launch.writes, made, strict=True):
             self.write(view, np.broadcast_to(labels, view.shape[:3]))
 
-    def _made(self, launch: Launch, reads: list[Labels]) -> list[Labels]:
+    def _made(self, launch: KernelLaunch, reads: list[Labels]) -> list[Labels]:
         task = -1 if launch.task is None else launch.task
         match launch.kernel:
             case Kernel.COPY:
@@ -277,5 +277,5 @@ def _deliver(
         assert isinstance(operation, Group)
         post = operation.posts[at.post]
         ends[post.way] = (found[at.rank], post.view)
-    (source, sent), (target, received) = ends[Way.SEND], ends[Way.RECEIVE]
+    (source, sent), (target, received) = ends[PostEnd.SEND], ends[PostEnd.RECEIVE]
     target.raw(received)[:] = source.raw(sent)

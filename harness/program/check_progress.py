@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from harness.errors import DeviceProgramError
-from harness.program.operations import Group, Lane, Post, RankProgram, Record, Wait, Way
+from harness.program.operations import Group, Lane, Post, PostEnd, RankProgram, Record, Wait
 
 
 class Moment(IntEnum):
@@ -64,18 +64,20 @@ def matched(ranks: Sequence[RankProgram]) -> Messages:
     Raises:
         DeviceProgramError: A post meets none, or one of another size.
     """
-    queues: dict[tuple[int, int, Lane], dict[Way, list[tuple[PostAt, Post]]]] = defaultdict(
-        lambda: {way: [] for way in Way}
+    queues: dict[tuple[int, int, Lane], dict[PostEnd, list[tuple[PostAt, Post]]]] = defaultdict(
+        lambda: {way: [] for way in PostEnd}
     )
     for program in ranks:
         for at, lane, post in posts_of(program):
             pair = (
-                (post.peer, program.rank) if post.way is Way.RECEIVE else (program.rank, post.peer)
+                (post.peer, program.rank)
+                if post.way is PostEnd.RECEIVE
+                else (program.rank, post.peer)
             )
             queues[*pair, lane][post.way].append((at, post))
     mates: dict[PostAt, PostAt] = {}
     for (src, dst, lane), ends in queues.items():
-        sends, receives = ends[Way.SEND], ends[Way.RECEIVE]
+        sends, receives = ends[PostEnd.SEND], ends[PostEnd.RECEIVE]
         if len(sends) != len(receives):
             raise DeviceProgramError(
                 "each message has two ends",

@@ -39,7 +39,7 @@ def mixed(*parts: Labels | int) -> Labels:
     return total
 
 
-def folded(labels: Labels) -> Labels:
+def fold_rows(labels: Labels) -> Labels:
     """Hash all rows of each head by their order: (batch, heads, 1)."""
     weights = mixed(np.arange(1, labels.shape[2] + 1, dtype=np.uint64)) | np.uint64(1)
     return mixed((mixed(labels) * weights).sum(axis=2, keepdims=True, dtype=np.uint64))
@@ -53,7 +53,7 @@ def added(total: Labels, part: Labels, *also: Labels) -> Labels:
 
 def attended(task: int, call: CallNumbers, q: Labels, k: Labels, v: Labels) -> list[Labels]:
     """Labels of out and lse of a kernel call."""
-    keys = mixed(folded(k), folded(v)).repeat(q.shape[1] // k.shape[1], axis=1)
+    keys = mixed(fold_rows(k), fold_rows(v)).repeat(q.shape[1] // k.shape[1], axis=1)
     return [mixed(which, task, *call, q, keys) for which in (1, 2)]
 
 
@@ -62,8 +62,8 @@ def differentiated(task: int, call: CallNumbers, *tensors: Labels) -> list[Label
     dout, q, k, v, row, lse = tensors
     batch, heads_kv = k.shape[:2]
     rows = mixed(dout, q, row, lse)
-    keys = mixed(folded(k), folded(v)).repeat(q.shape[1] // heads_kv, axis=1)
-    queries = folded(folded(rows).reshape(batch, heads_kv, -1))
+    keys = mixed(fold_rows(k), fold_rows(v)).repeat(q.shape[1] // heads_kv, axis=1)
+    queries = fold_rows(fold_rows(rows).reshape(batch, heads_kv, -1))
     dk, dv = (mixed(which, task, *call, k, v, queries) for which in (4, 5))
     return [mixed(3, task, *call, rows, keys), dk, dv]
 
@@ -76,13 +76,13 @@ def projected(task: int, rows: Labels, weight: Labels) -> Labels:
 def returned(task: int, values: Labels, weight: Labels) -> Labels:
     """Labels of what some heads add to rows of the model's width: (batch, 1, rows)."""
     by_head = mixed(7, task, values, weight).transpose(0, 2, 1)
-    return folded(by_head).transpose(0, 2, 1)
+    return fold_rows(by_head).transpose(0, 2, 1)
 
 
 def weight_labels(task: int, values: Labels, rows: Labels) -> Labels:
     """Labels of what some tokens add to the gradient of a weight: (1, heads, 1)."""
     pairs = mixed(8, task, values, rows).transpose(1, 0, 2)
-    return folded(pairs.reshape(1, pairs.shape[0], -1))
+    return fold_rows(pairs.reshape(1, pairs.shape[0], -1))
 
 
 def summed_rows(task: int, out: Labels, dout: Labels) -> Labels:

@@ -15,7 +15,7 @@ from harness.program.operations import (
     ByteView,
     DeviceProgram,
     Group,
-    Launch,
+    KernelLaunch,
     Operation,
     Post,
     RankProgram,
@@ -212,7 +212,7 @@ def _replaced(ranges: tuple[ByteRange, ...], index: int, moved: ByteRange) -> tu
 
 def _through(operation: Operation, there: Callable[[ByteView], ByteView]) -> Operation:
     match operation:
-        case Launch(reads=reads, writes=writes):
+        case KernelLaunch(reads=reads, writes=writes):
             return operation._replace(
                 reads=tuple(map(there, reads)), writes=tuple(map(there, writes))
             )

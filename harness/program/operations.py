@@ -126,7 +126,7 @@ class ByteView(NamedTuple):
         return f"{self.memory.value}[{self.offset}:{self.end}]"
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A kernel on a lane.
 
     Attributes:
@@ -146,7 +146,7 @@ class Launch(NamedTuple):
     call: tuple[int, int] | None = None
 
 
-class Way(StrEnum):
+class PostEnd(StrEnum):
     """What a rank does with a message."""
 
     __hash__ = str.__hash__  # as for lanes
@@ -158,7 +158,7 @@ class Way(StrEnum):
 class Post(NamedTuple):
     """One end of a message; messages of a pair on a communicator match by their order."""
 
-    way: Way
+    way: PostEnd
     peer: int
     view: ByteView
 
@@ -184,7 +184,7 @@ class Wait(NamedTuple):
     event: int
 
 
-Operation: TypeAlias = Launch | Group | Record | Wait
+Operation: TypeAlias = KernelLaunch | Group | Record | Wait
 
 
 class ByteRange(NamedTuple):
@@ -257,13 +257,13 @@ def _lines(program: RankProgram) -> Iterator[str]:
 
 def _said(operation: Operation) -> str:
     match operation:
-        case Launch(kernel=kernel, reads=reads, writes=writes, task=task):
+        case KernelLaunch(kernel=kernel, reads=reads, writes=writes, task=task):
             of = "" if task is None else f" of task {task}"
             targets = ", ".join(map(str, writes))
             return f"{kernel.value}{of}: {', '.join(map(str, reads))} -> {targets}"
         case Group(posts=posts):
             return ", ".join(
-                f"{post.way.value} {post.view} {'to' if post.way is Way.SEND else 'from'} "
+                f"{post.way.value} {post.view} {'to' if post.way is PostEnd.SEND else 'from'} "
                 f"{post.peer}"
                 for post in posts
             )

@@ -23,14 +23,14 @@ from harness.program.operations import (
     DeviceProgram,
     Group,
     Kernel,
+    KernelLaunch,
     Lane,
-    Launch,
     Operation,
     Post,
+    PostEnd,
     RankProgram,
     Record,
     Wait,
-    Way,
 )
 
 _SCHEMA = 1
@@ -46,11 +46,15 @@ _RANK: Mapping[str, tuple[type, ...]] = {
     "arena_bytes": (dict,),
     **dict.fromkeys(("ranges", "inputs", "outputs"), (list,)),
 }
+_KINDS: Mapping[type, str] = {
+    KernelLaunch: "launch",
+    Group: "group",
+    Record: "record",
+    Wait: "wait",
+}
 _OPERATIONS: Mapping[str, tuple[str, ...]] = {
-    "launch": Launch._fields,
-    "group": Group._fields,
-    "record": Record._fields,
-    "wait": Wait._fields,
+    name: kind._fields  # type: ignore[attr-defined]  # each is a NamedTuple
+    for kind, name in _KINDS.items()
 }
 """Fields that follow the kind of an operation."""
 
@@ -64,7 +68,7 @@ def program_json(program: DeviceProgram) -> str:
         "ranks": [
             {
                 "rank": rank.rank,
-                "operations": [[type(one).__name__.lower(), *one] for one in rank.operations],
+                "operations": [[_KINDS[type(one)], *one] for one in rank.operations],
                 "arena_bytes": dict(rank.arena_bytes),
                 "ranges": rank.ranges,
                 "inputs": rank.inputs,
@@ -117,7 +121,7 @@ def _operation(raw: object) -> Operation:
     match kind:
         case "launch":
             kernel, reads, writes, task, call = rest
-            return Launch(
+            return KernelLaunch(
                 lane,
                 one_of("kernel", kernel, Kernel),
                 each("reads", reads, _view),
@@ -153,7 +157,7 @@ def _view(raw: object) -> ByteView:
 
 def _post(raw: object) -> Post:
     way, peer, view = row("post", raw, Post._fields)
-    return Post(one_of("way", way, Way), whole("peer", peer, 0), _view(view))
+    return Post(one_of("way", way, PostEnd), whole("peer", peer, 0), _view(view))
 
 
 def _range(raw: object) -> ByteRange:

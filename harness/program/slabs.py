@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.cluster.machine import node_of
-from harness.plan.parts import landing, parts_of
 from harness.plan.plan import Plan
 from harness.plan.problem import Dtype
 from harness.plan.residency import Access, Program
 from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded, width
-from harness.plan.slices import Cut
+from harness.plan.slices import Cut, landing, parts_of
 from harness.plan.tasks import Leg, Memory, Piece, Tensor
-from harness.program.operations import COMMUNICATORS, MOST_POSTS, Kernel, Lane, Way
+from harness.program.operations import COMMUNICATORS, MOST_POSTS, Kernel, Lane, PostEnd
 from harness.program.writer import Buffer, BufferPost, BufferView, RankWriter, whole_view
 
 
@@ -194,12 +193,12 @@ class RankSlabs:
             slab, cut, _ = found[0]
             view = self.slab(slab).cut(cut)
             if view.placed.is_dense:
-                self._post(Way.SEND, leg.src.rank, leg.dst.rank, view)
+                self._post(PostEnd.SEND, leg.src.rank, leg.dst.rank, view)
                 return
         dtype = self.dtype if rounded else self.dtype_of(piece.tensor)
         packed = self.new(self.shape(piece), dtype)
         self.gather(access, whole, packed, task)
-        self._post(Way.SEND, leg.src.rank, leg.dst.rank, packed)
+        self._post(PostEnd.SEND, leg.src.rank, leg.dst.rank, packed)
         self.release(packed.buffer)
 
     def receive(self, leg: Leg, access: Access, create: Access, task: int) -> None:
@@ -211,12 +210,12 @@ class RankSlabs:
         if len(targets) == 1 and not rounded:
             view = whole.cut(targets[0][0])
             if view.placed.is_dense:
-                self._post(Way.RECEIVE, leg.src.rank, leg.dst.rank, view, slab)
+                self._post(PostEnd.RECEIVE, leg.src.rank, leg.dst.rank, view, slab)
                 return
         staging = self.new(
             self.shape(piece), self.dtype if rounded else self.dtype_of(piece.tensor)
         )
-        self._post(Way.RECEIVE, leg.src.rank, leg.dst.rank, staging, slab)
+        self._post(PostEnd.RECEIVE, leg.src.rank, leg.dst.rank, staging, slab)
         self._landings.setdefault(slab, []).append(_Arrival(staging, targets, task))
 
     def move(self, access: Access, create: Access, task: int) -> None:
@@ -231,12 +230,12 @@ class RankSlabs:
         return self.begin(slab) if found is None else found
 
     def _post(
-        self, way: Way, src: int, dst: int, view: BufferView, slab: int | None = None
+        self, way: PostEnd, src: int, dst: int, view: BufferView, slab: int | None = None
     ) -> None:
         if not view.placed.elements:
             return
         lane = lane_of_message(src, dst, self.plan.problem.cp, self.gpus_per_node)
-        peer = dst if way is Way.SEND else src
+        peer = dst if way is PostEnd.SEND else src
         self._round.posts.setdefault(lane, []).append(BufferPost(way, peer, view))
         if slab is not None:
             self._round.arriving.add(slab)

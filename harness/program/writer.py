@@ -17,14 +17,14 @@ from harness.program.operations import (
     ByteView,
     Group,
     Kernel,
+    KernelLaunch,
     Lane,
-    Launch,
     Operation,
     Post,
+    PostEnd,
     RankProgram,
     Record,
     Wait,
-    Way,
 )
 
 _Access = tuple[Lane, bool, int, int]
@@ -95,7 +95,7 @@ def whole_view(buffer: Buffer, shape: tuple[int, ...], dtype: Dtype) -> BufferVi
 class BufferPost(NamedTuple):
     """A `Post` before its buffer has its place."""
 
-    way: Way
+    way: PostEnd
     peer: int
     view: BufferView
 
@@ -109,7 +109,9 @@ class RankWriter:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._arenas = {memory: Arena() for memory in Memory}
-        self._written: list[Launch | Group | tuple[Lane, int]] = []  # a pair: wait for a number
+        self._written: list[
+            KernelLaunch | Group | tuple[Lane, int]
+        ] = []  # a pair: wait for a number
         self._ranges: list[ByteRange] = []
         self._clocks: dict[Lane, _Clock] = {lane: {} for lane in Lane}
         self._past: dict[Lane, list[tuple[int, _Clock]]] = {lane: [] for lane in Lane}
@@ -134,7 +136,7 @@ class RankWriter:
         touched = [(view, False) for view in reads] + [(view, True) for view in writes]
         self._order(lane, touched)
         self._add(
-            Launch(
+            KernelLaunch(
                 lane,
                 kernel,
                 tuple(view.placed for view in reads),
@@ -146,7 +148,7 @@ class RankWriter:
 
     def group(self, lane: Lane, posts: list[BufferPost]) -> None:
         """Add a group."""
-        self._order(lane, [(post.view, post.way is Way.RECEIVE) for post in posts])
+        self._order(lane, [(post.view, post.way is PostEnd.RECEIVE) for post in posts])
         placed = tuple(Post(post.way, post.peer, post.view.placed) for post in posts)
         self._add(Group(lane, placed))
 
@@ -168,13 +170,15 @@ class RankWriter:
         """Close the program: records go where somebody waits for them."""
         for buffer in self._live:
             self._close(buffer, max(buffer.born, len(self._written) - 1))
-        waited = {entry[1] for entry in self._written if not isinstance(entry, Launch | Group)}
+        waited = {
+            entry[1] for entry in self._written if not isinstance(entry, KernelLaunch | Group)
+        }
         operations: list[Operation] = []
         number: list[int] = []
         events: dict[int, int] = {}
         for index, entry in enumerate(self._written):
             number.append(len(operations))
-            if not isinstance(entry, Launch | Group):
+            if not isinstance(entry, KernelLaunch | Group):
                 operations.append(Wait(entry[0], events[entry[1]]))
                 continue
             operations.append(entry)
@@ -227,7 +231,7 @@ class RankWriter:
             for each, known in past.items():
                 clock[each] = max(clock.get(each, 0), known)
 
-    def _add(self, operation: Launch | Group) -> None:
+    def _add(self, operation: KernelLaunch | Group) -> None:
         self._written.append(operation)
 
     def _place(self, buffer: Buffer, lane: Lane) -> None:

@@ -21,14 +21,14 @@ from harness.program.operations import (
     DeviceProgram,
     Group,
     Kernel,
+    KernelLaunch,
     Lane,
-    Launch,
     Operation,
     Post,
+    PostEnd,
     RankProgram,
     Record,
     Wait,
-    Way,
 )
 from harness.program.program_json import program_from_json, program_json
 from tests.support import layer_problem, problem
@@ -101,7 +101,7 @@ def test_a_ring_step_is_one_group_that_sends_and_receives() -> None:
         for rank in emit(forward("ring-classic", small(4)), gpus_per_node=4).ranks
     )
     ways = [sorted(post.way for post in group.posts) for group in groups]
-    assert ways == [sorted([Way.SEND, Way.RECEIVE] * 2)] * 3  # k and v, 3 steps
+    assert ways == [sorted([PostEnd.SEND, PostEnd.RECEIVE] * 2)] * 3  # k and v, 3 steps
 
 
 def test_nodes_and_ways_round_the_ring_have_communicators_of_their_own() -> None:
@@ -140,15 +140,15 @@ def rank_program(rank: int, *operations: Operation) -> RankProgram:
     return RankProgram(rank, operations, sizes, (), (), ())
 
 
-def copy(lane: Lane, source: int, target: int) -> Launch:
-    return Launch(lane, Kernel.COPY, (view(source),), (view(target),), 0)
+def copy(lane: Lane, source: int, target: int) -> KernelLaunch:
+    return KernelLaunch(lane, Kernel.COPY, (view(source),), (view(target),), 0)
 
 
-def group(lane: Lane, *posts: tuple[Way, int, int]) -> Group:
+def group(lane: Lane, *posts: tuple[PostEnd, int, int]) -> Group:
     return Group(lane, tuple(Post(way, peer, view(offset)) for way, peer, offset in posts))
 
 
-RECEIVED = group(UP, (Way.RECEIVE, 1, 0))
+RECEIVED = group(UP, (PostEnd.RECEIVE, 1, 0))
 READ = copy(Lane.COMPUTE, 0, 512)
 ORDERED = (Record(UP, 0), Wait(Lane.COMPUTE, 0))
 
@@ -160,7 +160,7 @@ def test_what_arrives_is_read_after_its_wait_only() -> None:
 
 
 def test_a_record_after_another_operation_orders_all_before_it() -> None:
-    later = group(UP, (Way.RECEIVE, 1, 1024))
+    later = group(UP, (PostEnd.RECEIVE, 1, 1024))
     check_bytes(rank_program(0, RECEIVED, later, *ORDERED, READ))
     with pytest.raises(DeviceProgramError, match="is ordered"):
         check_bytes(rank_program(0, later, *ORDERED[:1], RECEIVED, *ORDERED[1:], READ))
@@ -172,7 +172,7 @@ def test_order_passes_through_a_third_lane() -> None:
 
 
 def test_bytes_that_are_sent_are_written_after_the_send_only() -> None:
-    sent, written = group(UP, (Way.SEND, 1, 0)), copy(Lane.COMPUTE, 512, 0)
+    sent, written = group(UP, (PostEnd.SEND, 1, 0)), copy(Lane.COMPUTE, 512, 0)
     check_bytes(rank_program(0, sent, *ORDERED, written))
     with pytest.raises(DeviceProgramError, match="is ordered"):
         check_bytes(rank_program(0, sent, written))
@@ -184,7 +184,7 @@ def test_rows_side_by_side_in_other_heads_do_not_overlap() -> None:
     assert list(byte_runs(top)) == [(0, 16), (32, 48)]
     rest = top._replace(offset=16)
     one, other = (
-        Launch(lane, Kernel.ZERO, (), (target,), 0)
+        KernelLaunch(lane, Kernel.ZERO, (), (target,), 0)
         for lane, target in ((Lane.COMPUTE, top), (Lane.TO_DEVICE, rest))
     )
     check_bytes(rank_program(0, one, other))
@@ -201,7 +201,7 @@ def test_an_event_is_recorded_before_it_is_waited_for_and_once() -> None:
 
 def test_a_group_does_not_receive_what_it_sends() -> None:
     with pytest.raises(DeviceProgramError, match="writes each byte once"):
-        check_bytes(rank_program(0, group(UP, (Way.SEND, 1, 0), (Way.RECEIVE, 1, 16))))
+        check_bytes(rank_program(0, group(UP, (PostEnd.SEND, 1, 0), (PostEnd.RECEIVE, 1, 16))))
 
 
 def test_a_view_beyond_its_arena_is_refused() -> None:
@@ -215,8 +215,8 @@ def progress(*ranks: RankProgram) -> None:
 
 
 def test_groups_in_other_orders_on_two_ranks_wait_for_themselves() -> None:
-    first, second = (Way.SEND, 1, 0), (Way.RECEIVE, 1, 512)
-    there = rank_program(1, group(UP, (Way.RECEIVE, 0, 0)), group(UP, (Way.SEND, 0, 512)))
+    first, second = (PostEnd.SEND, 1, 0), (PostEnd.RECEIVE, 1, 512)
+    there = rank_program(1, group(UP, (PostEnd.RECEIVE, 0, 0)), group(UP, (PostEnd.SEND, 0, 512)))
     progress(rank_program(0, group(UP, first), group(UP, second)), there)
     progress(rank_program(0, group(UP, second, first)), there)
     with pytest.raises(DeviceProgramError, match="waits for itself"):
@@ -224,37 +224,37 @@ def test_groups_in_other_orders_on_two_ranks_wait_for_themselves() -> None:
 
 
 def test_groups_on_communicators_of_their_own_may_be_in_any_order() -> None:
-    here = rank_program(0, group(DOWN, (Way.RECEIVE, 1, 512)), group(UP, (Way.SEND, 1, 0)))
-    there = rank_program(1, group(UP, (Way.RECEIVE, 0, 0)), group(DOWN, (Way.SEND, 0, 512)))
+    here = rank_program(0, group(DOWN, (PostEnd.RECEIVE, 1, 512)), group(UP, (PostEnd.SEND, 1, 0)))
+    there = rank_program(1, group(UP, (PostEnd.RECEIVE, 0, 0)), group(DOWN, (PostEnd.SEND, 0, 512)))
     progress(here, there)
 
 
 def test_a_wait_for_what_comes_after_its_own_message_never_ends() -> None:
     here = rank_program(
         0,
-        group(UP, (Way.SEND, 1, 0)),
+        group(UP, (PostEnd.SEND, 1, 0)),
         Record(UP, 0),
         Wait(DOWN, 0),
-        group(DOWN, (Way.SEND, 1, 512)),
+        group(DOWN, (PostEnd.SEND, 1, 512)),
     )
     there = rank_program(
         1,
-        group(DOWN, (Way.RECEIVE, 0, 512)),
+        group(DOWN, (PostEnd.RECEIVE, 0, 512)),
         Record(DOWN, 0),
         Wait(UP, 0),
-        group(UP, (Way.RECEIVE, 0, 0)),
+        group(UP, (PostEnd.RECEIVE, 0, 0)),
     )
     with pytest.raises(DeviceProgramError, match="waits for itself"):
         progress(here, there)
 
 
 def test_a_message_has_two_ends_of_one_size() -> None:
-    sent = rank_program(0, group(UP, (Way.SEND, 1, 0)))
+    sent = rank_program(0, group(UP, (PostEnd.SEND, 1, 0)))
     with pytest.raises(DeviceProgramError, match="two ends"):
         matched((sent, rank_program(1)))
     with pytest.raises(DeviceProgramError, match="two ends"):
-        matched((sent, rank_program(1, group(DOWN, (Way.RECEIVE, 0, 0)))))
-    short = Group(UP, (Post(Way.RECEIVE, 0, view(0, tokens=3)),))
+        matched((sent, rank_program(1, group(DOWN, (PostEnd.RECEIVE, 0, 0)))))
+    short = Group(UP, (Post(PostEnd.RECEIVE, 0, view(0, tokens=3)),))
     with pytest.raises(DeviceProgramError, match="one size"):
         matched((sent, rank_program(1, short)))
 
@@ -262,16 +262,16 @@ def test_a_message_has_two_ends_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("operation", "why"),
     [
-        (group(UP, *[(Way.SEND, 1, 0)] * (MOST_POSTS + 1)), "257 posts"),
+        (group(UP, *[(PostEnd.SEND, 1, 0)] * (MOST_POSTS + 1)), "257 posts"),
         (group(UP), "0 posts"),
-        (group(Lane.NIC_UP, (Way.SEND, 1, 0)), "not reached"),
-        (group(UP, (Way.SEND, 2, 0)), "not reached"),
-        (group(UP, (Way.SEND, 0, 0)), "not reached"),
-        (group(Lane.COMPUTE, (Way.SEND, 1, 0)), "no communicator"),
+        (group(Lane.NIC_UP, (PostEnd.SEND, 1, 0)), "not reached"),
+        (group(UP, (PostEnd.SEND, 2, 0)), "not reached"),
+        (group(UP, (PostEnd.SEND, 0, 0)), "not reached"),
+        (group(Lane.COMPUTE, (PostEnd.SEND, 1, 0)), "no communicator"),
         (copy(UP, 0, 512), "no work"),
         (copy(Lane.TO_HOST, 0, 512), "that way"),
         (
-            Launch(Lane.COMPUTE, Kernel.COPY, (view(0, memory=Memory.HOST),), (view(0),), 0),
+            KernelLaunch(Lane.COMPUTE, Kernel.COPY, (view(0, memory=Memory.HOST),), (view(0),), 0),
             "memory",
         ),
     ],
@@ -279,7 +279,7 @@ def test_a_message_has_two_ends_of_one_size() -> None:
 def test_an_operation_beyond_the_limits_of_its_lane_is_refused(
     operation: Operation, why: str
 ) -> None:
-    check_limits(rank_program(0, group(UP, *[(Way.SEND, 1, 0)] * MOST_POSTS)), 2)
+    check_limits(rank_program(0, group(UP, *[(PostEnd.SEND, 1, 0)] * MOST_POSTS)), 2)
     with pytest.raises(DeviceProgramError, match=why):
         check_limits(rank_program(0, operation), 2)
 
@@ -300,7 +300,9 @@ def broken(
 
 def launches(operations: list[Operation], kernel: Kernel) -> list[int]:
     return [
-        at for at, op in enumerate(operations) if isinstance(op, Launch) and op.kernel is kernel
+        at
+        for at, op in enumerate(operations)
+        if isinstance(op, KernelLaunch) and op.kernel is kernel
     ]
 
 
@@ -336,7 +338,7 @@ def test_a_kernel_that_reads_other_rows_is_refused() -> None:
     def other_rows(operations: list[Operation]) -> None:
         at = launches(operations, Kernel.ATTEND)[0]
         launch = operations[at]
-        assert isinstance(launch, Launch)
+        assert isinstance(launch, KernelLaunch)
         q, k, v = launch.reads
         aside = q._replace(offset=k.offset if q.offset != k.offset else v.offset)
         operations[at] = launch._replace(reads=(aside, k, v))
