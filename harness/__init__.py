@@ -15,6 +15,7 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 12    | fit         | fit a calibration to tables of measurements                                |
 | 11    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
 | 11    | sweep       | suites of cells, and the simulation of those that are simulated            |
+| 11    | page        | results as one HTML page: answer, heat tables, charts, every cell          |
 | 11    | reproduce   | published figures beside ours                                              |
 | 10    | attention   | context parallelism for a user's own model                                 |
 | 10    | explain     | is a configuration supported? volumes, and the nearest supported ones      |

@@ -26,6 +26,7 @@ from harness.commands import (
     explain,
     listing,
     plan,
+    report,
     reproduce,
     simulate,
     sweep,
@@ -48,6 +49,7 @@ _VERBS = (
     reproduce,
     calibrate,
     compare,
+    report,
     listing,
     doctor,
 )

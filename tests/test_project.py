@@ -118,7 +118,8 @@ def test_every_dependency_is_locked_to_one_version() -> None:
         for requirement in (
             *project["dependencies"],
             *extras["dev"],
-            *extras["plot"],
+            *extras["browser"],
+            *extras["models"],
             *extras["peers"],
         )
     }

@@ -45,7 +45,7 @@ from harness.terminal.arguments import (
     problem_of,
     written,
 )
-from harness.terminal.progress import wrapped
+from harness.terminal.progress import say, wrapped
 from harness.verify.proof import verify
 from strategies import strategy
 
@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.output is not None:
         _save(args.output, to_json(plan))
+        say(f"{args.output}: written; `plan --load {args.output}` shows it again")
     levels = {} if args.load is not None else _levels(args)
     if args.json:
         sys.stdout.write(json_text(as_json(program, levels)) + "\n")

@@ -8,18 +8,20 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.base.files import write_whole
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
-from harness.measure.cells import Crews, Limits, latest, measure_cells, pending, records_in_order
+from harness.measure.cells import Crews, Limits, measure_cells, pending, records_in_order
+from harness.page.build import build_page
 from harness.plan.problem import Direction
 from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
 from harness.records.legible import ResultFolder
-from harness.report.reading import read_cell
+from harness.report.reading import latest, read_cell
 from harness.report.summary import write_summaries
 from harness.report.tables import print_sweep
 from harness.sweep import suite
@@ -61,6 +63,7 @@ _AXES = {
     "rotary": positive_number,
 }
 _GIB = 2**30
+PAGE = "page.html"
 
 
 def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -214,12 +217,13 @@ def run(args: argparse.Namespace) -> int:
             raise
         records = _summarise(results, cells)
         results.confirm()
+    write_whole(folder / PAGE, build_page(records).html)
     if args.json:
         print(json_text([entry.as_json() for entry in records]))
     else:
         print_sweep(Output(), records)
-        text = f"records, summary.csv and these tables (summary.md): {folder}"
-        print(text, file=sys.stderr)
+        say(f"records, summary.csv and these tables (summary.md): {folder}")
+    say(f"the page, with charts and every cell: {folder / PAGE}")
     found = {entry.status for entry in records}
     if records and Status.OK not in found:
         text = f"sweep: none of the {len(records)} cells ran; the reasons are above"

@@ -15,6 +15,7 @@ from harness.base.json_fields import json_text
 from harness.cluster.presets import cluster, require
 from harness.measure.traced_run import traced
 from harness.memory.ledger import ledger
+from harness.page.gantt_chart import gantt_chart
 from harness.plan.problem import Direction, Problem
 from harness.prepare.planner_context import context_on
 from harness.proved.plans import proved
@@ -38,6 +39,7 @@ from harness.terminal.arguments import (
     problem_of,
     written,
 )
+from harness.terminal.progress import say
 from strategies import strategy
 
 _MIB = 2**20
@@ -80,6 +82,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="FILE",
         help="write a Chrome trace as JSON; open it at ui.perfetto.dev",
     )
+    group.add_argument("--svg", type=written, metavar="FILE", help="draw the timeline as SVG")
     group.add_argument(
         "--ranks", type=count, default=8, help="how many ranks to draw (%(default)s)"
     )
@@ -125,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     limits = bounds(program, machine, runtime)
     even_s = problem_bound_s(problem, direction, machine)
     any_plan_s = any_plan_bound(problem, direction, machine).bound_s
-    if args.output is not None:
-        _write(args.output, to_chrome(trace))
+    what = cell_heading(strategy(args.strategy).text, problem, direction)
+    _write_files(args, trace, what)
     if args.json:
         body = {
             **trace.summary(),
@@ -138,7 +141,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        what = cell_heading(strategy(args.strategy).text, problem, direction)
         sys.stdout.write(gantt(trace, width, args.ranks, what=what) + "\n")
         sys.stdout.write(_figures(trace, limits, (even_s, any_plan_s)) + "\n")
     return 0
@@ -167,8 +169,8 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         raise ValueError(f"--head-dim-v ({problem.head_dim_v}) must be --head-dim with --measured")
     with Team(config.cp) as team:
         found = traced(config, team, args.timeout or _TIMEOUT_S)
-    if args.output is not None:
-        _write(args.output, to_chrome(found.trace))
+    what = cell_heading(config.strategy, problem, direction)
+    _write_files(args, found.trace, what)
     if args.json:
         body = {
             **found.trace.summary(),
@@ -178,7 +180,6 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         width = shutil.get_terminal_size().columns
-        what = cell_heading(config.strategy, problem, direction)
         sys.stdout.write(gantt(found.trace, width, args.ranks, what=what) + "\n")
         peak = max(found.trace.peak_memory_bytes or (0,))
         sent = sum(found.trace.link_bytes.values())
@@ -190,6 +191,16 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
         ):
             sys.stdout.write(f"{name:<18} {value}\n")
     return 0
+
+
+def _write_files(args: argparse.Namespace, trace: Trace, what: str) -> None:
+    """Write the files that are asked for, and say where each opens."""
+    if args.output is not None:
+        _write(args.output, to_chrome(trace))
+        say(f"{args.output}: written; open it at ui.perfetto.dev")
+    if args.svg is not None:
+        _write(args.svg, gantt_chart(trace, what=what, ranks=args.ranks).svg)
+        say(f"{args.svg}: written; open it in a browser")
 
 
 def _write(path: Path, text: str) -> None:

@@ -30,6 +30,7 @@ from harness.planning.peers import is_peer
 from harness.ranks.team import Failure, Member, Team, WorkerError
 from harness.records.cell import CellRecord, Status, ended, plan_flops, utc_now
 from harness.records.config import Config
+from harness.report.reading import latest
 from strategies import strategy
 
 LAUNCHED_JOBS: Mapping[str, Callable[..., object]] = {"cell": rank_job, "peer": peer_job}
@@ -284,14 +285,6 @@ def pending(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[Co
     """Cells that have no record yet, or one that failed and is worth another try."""
     done = {entry.config_hash for entry in records if entry.status in (Status.OK, Status.ILLEGAL)}
     return [config for config in configs if config.hash not in done]
-
-
-def latest(records: Sequence[CellRecord]) -> list[CellRecord]:
-    """Keep the last record of each cell, in the order of their first."""
-    newest: dict[str, CellRecord] = {}
-    for entry in records:
-        newest[entry.config_hash] = entry
-    return list(newest.values())
 
 
 def records_in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:

@@ -129,7 +129,7 @@ def _table(records: Sequence[CellRecord], width: int) -> Table:
     for head in ("peak", "error" if measured else "±"):
         table.add_column(head, justify="right", no_wrap=True)
     before = None
-    for (cp, tokens, pattern), group in _rows(records).items():
+    for (cp, tokens, pattern), group in strategies_by_problem(records).items():
         if before != (cp, tokens):
             table.add_row(f"cp={cp} S={short(tokens)}", style="bold")
         before = cp, tokens
@@ -154,7 +154,7 @@ def _cells(best: Best | None, names: int) -> list[str]:
     return [broken(first, names - len(more)) + more, milliseconds(best.time_s)]
 
 
-def _rows(
+def strategies_by_problem(
     records: Sequence[CellRecord],
 ) -> Mapping[tuple[int, int, str], list[dict[Direction, CellRecord]]]:
     """By degree, length and pattern: the cells of each strategy by direction."""

@@ -17,17 +17,30 @@ _WIDTH = 120
 
 def write_summaries(folder: Path, records: Sequence[CellRecord]) -> None:
     """Write summary.csv and summary.md beside the records, each whole or not at all."""
-    names = columns()
-    rows = [_cells(names, entry) for entry in records]
+    write_whole(folder / "summary.csv", sheet_text(records))
+    write_whole(folder / "summary.md", markdown_text(records))
+
+
+def sheet_text(records: Sequence[CellRecord]) -> str:
+    """Every cell as CSV: a heading, and a line each."""
     sheet = StringIO(newline="")
-    csv.writer(sheet).writerows([names, *rows])
-    write_whole(folder / "summary.csv", sheet.getvalue())
-    tables = StringIO()
+    csv.writer(sheet).writerows([columns(), *_rows(records)])
+    return sheet.getvalue()
+
+
+def markdown_text(records: Sequence[CellRecord]) -> str:
+    """The tables of a sweep, and every cell, as Markdown."""
+    names, tables = columns(), StringIO()
     print_sweep(Console(file=tables, width=_WIDTH, color_system=None), records)
     shown = "\n".join(line.rstrip() for line in tables.getvalue().splitlines())
     lines = ["# Sweep", "", "```text", shown, "```", "", "## Every cell", ""]
-    lines += [_row(names), _row(["---"] * len(names)), *map(_row, rows)]
-    write_whole(folder / "summary.md", "\n".join(lines) + "\n")
+    lines += [_row(names), _row(["---"] * len(names)), *map(_row, _rows(records))]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(records: Sequence[CellRecord]) -> list[list[str]]:
+    names = columns()
+    return [_cells(names, entry) for entry in records]
 
 
 def _cells(names: Sequence[str], entry: CellRecord) -> list[str]:

@@ -1,0 +1,1 @@
+"""Results as one self-contained HTML file: the answer, heat tables, charts, every cell."""
