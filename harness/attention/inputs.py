@@ -6,6 +6,7 @@ import torch
 
 from harness.errors import UnsupportedError
 from harness.plan.problem import Dtype
+from patterns import PATTERNS, Pattern, make_pattern
 
 _DTYPE_OF = {getattr(torch, dtype.value): dtype for dtype in Dtype}
 
@@ -122,3 +123,20 @@ def check_name(what: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(  # noqa: TRY004  # callers' mistakes are ValueErrors
             f"{what} ({value!r}) must be a name: one of {', '.join(choices)}"
         )
+
+
+def pattern_of(pattern: str | Pattern, seqlen: int, seqlen_kv: int) -> Pattern:
+    """Read a pattern of so many query and key tokens, or take one that is made.
+
+    Raises:
+        ValueError: A name or parameter is wrong, or the lengths of one that is made are others.
+    """
+    if not isinstance(pattern, Pattern):
+        check_name("pattern", pattern, PATTERNS)
+        return make_pattern(pattern, seqlen, seqlen_kv, cross=seqlen_kv != seqlen)
+    if (pattern.seqlen_q, pattern.seqlen_kv) != (seqlen, seqlen_kv):
+        raise ValueError(
+            f"pattern {pattern.text} is {pattern.seqlen_q} x {pattern.seqlen_kv} tokens, which "
+            f"must equal seqlen ({seqlen}) x seqlen_kv ({seqlen_kv})"
+        )
+    return pattern

@@ -15,7 +15,7 @@ refuses, all are told in what and none waits in vain.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack, overload
 
 import torch
@@ -36,11 +36,13 @@ from harness.attention.inputs import (
     described,
     dtype_of,
     named_dtype,
+    pattern_of,
     refuse_dropout,
 )
 from harness.attention.layout import owners_of
 from harness.attention.lse_gradient import dlse_columns
 from harness.attention.scores import (
+    AS_USUAL,
     ScoreArguments,
     ScoreOptions,
     check_sinks,
@@ -52,7 +54,7 @@ from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
-from patterns import PATTERNS, Pattern, make_pattern
+from patterns import Pattern
 from patterns.kind import integer
 
 
@@ -225,6 +227,24 @@ class ContextParallel(Tokens):
             if lse:
                 call.planned(Direction.BACKWARD, dlse_columns(problem.dtype))
 
+    def for_pattern(self, pattern: str | Pattern) -> "ContextParallel":
+        """Share the next batch: another pattern of the same lengths, all else as here.
+
+        Communicates nothing, and takes as long as planning does; any thread may make it, and
+        `prepare` it, while a step runs. Ranks may own other tokens than under this pattern.
+
+        Args:
+            pattern: As in `context_parallel`.
+
+        Raises:
+            UnsupportedError: The strategy cannot do this.
+            ValueError: A name or parameter is wrong, or the lengths are others.
+        """
+        pattern = pattern_of(pattern, self.pattern.seqlen_q, self.pattern.seqlen_kv)
+        shape = replace(self, pattern=pattern)._asked((1, 1, 1, Dtype.FLOAT32), AS_USUAL)
+        queries, keys = owners_of(self.strategy, shape, self.context)
+        return replace(self, pattern=pattern, queries=queries, keys=keys)
+
     def call(self, problem: Problem, *, lse: bool = False) -> AttentionCall:
         """Return one call of the ranks, for what their tensors ask for."""
         return AttentionCall(
@@ -312,14 +332,7 @@ def context_parallel(
     check_name("strategy", strategy, strategies.STRATEGIES)
     seqlen = integer("seqlen", seqlen)
     keys = seqlen if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
-    if not isinstance(pattern, Pattern):
-        check_name("pattern", pattern, PATTERNS)
-        pattern = make_pattern(pattern, seqlen, keys, cross=keys != seqlen)
-    if (pattern.seqlen_q, pattern.seqlen_kv) != (seqlen, keys):
-        raise ValueError(
-            f"pattern {pattern.text} is {pattern.seqlen_q} x {pattern.seqlen_kv} tokens, which "
-            f"must equal seqlen ({seqlen}) x seqlen_kv ({keys})"
-        )
+    pattern = pattern_of(pattern, seqlen, keys)
     chosen, context = strategies.strategy(strategy), context or Context()
     shape = Problem(
         pattern=pattern,
