@@ -4,11 +4,11 @@
     .venv/bin/torchrun --nproc-per-node 4 examples/packed_batches.py --strategies dynamic zigzag
 
 Each step packs other documents side by side into one sequence. Tokens see their own document only,
-positions (embedded and rotary) restart with each, and the loss counts some tokens only: those behind a prompt that
-have a next token. `for_pattern` is the cheap way from one packing to the next: who computes what is
-planned and proved again, everything else stays. One process that takes every document by itself,
-with attention written out densely and nothing of this project, says what losses and gradients
-must be.
+positions (embedded and rotary) restart with each, and the loss counts some tokens only: those
+behind a prompt that have a next token. `for_pattern` is the cheap way from one packing to the next:
+who computes what is planned and proved again, everything else stays. One process that takes every
+document by itself, with attention written out densely and nothing of this project, says what losses
+and gradients must be.
 """
 
 import argparse

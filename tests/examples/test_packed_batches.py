@@ -5,6 +5,7 @@ import torch
 
 from examples import packed_batches
 from examples.packed_batches import LIMIT, STRATEGIES, Trained, train
+from harness.attention import context_parallel, documents_of
 from tests.support import ranks
 
 
@@ -44,3 +45,11 @@ def test_documents_that_see_one_another_are_seen_in_the_losses() -> None:
 def test_a_process_alone_is_one_rank() -> None:
     assert train("dynamic", 2).off(train(None, 2)) <= LIMIT
     assert all(each.dtype is torch.float64 for each in train(None, 1).gradients)
+
+
+def test_the_next_pattern_has_the_same_lengths() -> None:
+    cp = context_parallel(seqlen=53, heads_q=6, heads_kv=2, strategy="dynamic")
+    with pytest.raises(ValueError, match=r"is 54 x 54 tokens, which must equal seqlen \(53\)"):
+        cp.for_pattern(documents_of(lengths=[50, 4]))
+    with pytest.raises(ValueError, match=r"lengths sum to 52, which must equal .* \(53\)"):
+        cp.for_pattern("documents:lengths=50+2")
