@@ -237,7 +237,7 @@ class _Run:
     def _start(self, rank: _Rank, operation: KernelLaunch | Group) -> None:
         if isinstance(operation, Group):
             for post in operation.posts:
-                if post.way is PostEnd.RECEIVE:
+                if post.end is PostEnd.RECEIVE:
                     rank.data(post.view).fill_(_POISON)
             return
         for view in operation.writes:
@@ -248,7 +248,7 @@ class _Run:
         for index, post in enumerate(group.posts):
             here = (at, number, index)
             there = self.mates[here]
-            if post.way is PostEnd.SEND:
+            if post.end is PostEnd.SEND:
                 self._sent(here, there, self.ranks[at].data(post.view))
             else:
                 self._received(here, there, self.ranks[at].data(post.view))
@@ -285,8 +285,8 @@ def _mates(ranks: Sequence[RankProgram]) -> dict[_End, _End]:
             if not isinstance(operation, Group):
                 continue
             for index, post in enumerate(operation.posts):
-                src, dst = (at, post.peer) if post.way is PostEnd.SEND else (post.peer, at)
-                ends[src, dst, operation.lane, post.way].append((at, number, index))
+                src, dst = (at, post.peer) if post.end is PostEnd.SEND else (post.peer, at)
+                ends[src, dst, operation.lane, post.end].append((at, number, index))
     found: dict[_End, _End] = {}
     for (src, dst, lane, way), mine in ends.items():
         other = PostEnd.RECEIVE if way is PostEnd.SEND else PostEnd.SEND

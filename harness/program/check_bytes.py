@@ -30,7 +30,7 @@ def touched_views(operation: Operation) -> list[tuple[ByteView, bool]]:
         case KernelLaunch(reads=reads, writes=writes):
             return [(view, False) for view in reads] + [(view, True) for view in writes]
         case Group(posts=posts):
-            return [(post.view, post.way is PostEnd.RECEIVE) for post in posts]
+            return [(post.view, post.end is PostEnd.RECEIVE) for post in posts]
         case _:
             return []
 

@@ -96,7 +96,7 @@ def _check_messages(plan: Plan, ranks: Sequence[RankProgram]) -> None:
     lanes: dict[tuple[int, int], set[Lane]] = defaultdict(set)
     for program in ranks:
         for _, lane, post in posts_of(program):
-            if post.way is PostEnd.SEND:
+            if post.end is PostEnd.SEND:
                 pair = (program.rank, post.peer)
                 sent[pair].append(post.view.size_bytes)
                 lanes[pair].add(lane)
@@ -276,6 +276,6 @@ def _deliver(
         operation = ranks[at.rank].operations[at.operation]
         assert isinstance(operation, Group)
         post = operation.posts[at.post]
-        ends[post.way] = (found[at.rank], post.view)
+        ends[post.end] = (found[at.rank], post.view)
     (source, sent), (target, received) = ends[PostEnd.SEND], ends[PostEnd.RECEIVE]
     target.raw(received)[:] = source.raw(sent)

@@ -71,10 +71,10 @@ def matched(ranks: Sequence[RankProgram]) -> Messages:
         for at, lane, post in posts_of(program):
             pair = (
                 (post.peer, program.rank)
-                if post.way is PostEnd.RECEIVE
+                if post.end is PostEnd.RECEIVE
                 else (program.rank, post.peer)
             )
-            queues[*pair, lane][post.way].append((at, post))
+            queues[*pair, lane][post.end].append((at, post))
     mates: dict[PostAt, PostAt] = {}
     for (src, dst, lane), ends in queues.items():
         sends, receives = ends[PostEnd.SEND], ends[PostEnd.RECEIVE]

@@ -158,7 +158,7 @@ class PostEnd(StrEnum):
 class Post(NamedTuple):
     """One end of a message; messages of a pair on a communicator match by their order."""
 
-    way: PostEnd
+    end: PostEnd
     peer: int
     view: ByteView
 
@@ -263,7 +263,7 @@ def _said(operation: Operation) -> str:
             return f"{kernel.value}{of}: {', '.join(map(str, reads))} -> {targets}"
         case Group(posts=posts):
             return ", ".join(
-                f"{post.way.value} {post.view} {'to' if post.way is PostEnd.SEND else 'from'} "
+                f"{post.end.value} {post.view} {'to' if post.end is PostEnd.SEND else 'from'} "
                 f"{post.peer}"
                 for post in posts
             )

@@ -156,8 +156,8 @@ def _view(raw: object) -> ByteView:
 
 
 def _post(raw: object) -> Post:
-    way, peer, view = row("post", raw, Post._fields)
-    return Post(one_of("way", way, PostEnd), whole("peer", peer, 0), _view(view))
+    end, peer, view = row("post", raw, Post._fields)
+    return Post(one_of("end", end, PostEnd), whole("peer", peer, 0), _view(view))
 
 
 def _range(raw: object) -> ByteRange:

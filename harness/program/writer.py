@@ -95,7 +95,7 @@ def whole_view(buffer: Buffer, shape: tuple[int, ...], dtype: Dtype) -> BufferVi
 class BufferPost(NamedTuple):
     """A `Post` before its buffer has its place."""
 
-    way: PostEnd
+    end: PostEnd
     peer: int
     view: BufferView
 
@@ -148,8 +148,8 @@ class RankWriter:
 
     def group(self, lane: Lane, posts: list[BufferPost]) -> None:
         """Add a group."""
-        self._order(lane, [(post.view, post.way is PostEnd.RECEIVE) for post in posts])
-        placed = tuple(Post(post.way, post.peer, post.view.placed) for post in posts)
+        self._order(lane, [(post.view, post.end is PostEnd.RECEIVE) for post in posts])
+        placed = tuple(Post(post.end, post.peer, post.view.placed) for post in posts)
         self._add(Group(lane, placed))
 
     def free(self, buffer: Buffer) -> None:

@@ -83,7 +83,7 @@ def test_a_program_prints_hashes_and_comes_back_from_json() -> None:
     [
         ('"attend"', '"attended"', "kernel"),
         ('"nvlink-up"', '"nvlink"', "lane"),
-        ('"send"', '"sends"', "way"),
+        ('"send"', '"sends"', "end"),
         ('"launch"', '"lunch"', "kind"),
         ('"schema":1', '"schema":2', "schema"),
     ],
@@ -100,7 +100,7 @@ def test_a_ring_step_is_one_group_that_sends_and_receives() -> None:
         [op for op in rank.operations if isinstance(op, Group)]
         for rank in emit(forward("ring-classic", small(4)), gpus_per_node=4).ranks
     )
-    ways = [sorted(post.way for post in group.posts) for group in groups]
+    ways = [sorted(post.end for post in group.posts) for group in groups]
     assert ways == [sorted([PostEnd.SEND, PostEnd.RECEIVE] * 2)] * 3  # k and v, 3 steps
 
 
