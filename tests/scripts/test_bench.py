@@ -101,3 +101,12 @@ def test_what_comparing_calls_costs_is_timed_in_pairs() -> None:
     (row,) = rows("bench_agreement.py", *small)
     assert (row["cp"], row["seqlen"], row["pairs"]) == (2, 96, 5)
     assert 0 < row["p20"] <= row["ratio"] <= row["p80"]
+
+
+def test_a_bound_program_costs_the_host_less_than_the_walk_of_the_plan() -> None:
+    forward, backward = rows(
+        "bench_program.py", "--strategies", "zigzag", "--cp", "4", "--runs", "3"
+    )
+    for row in (forward, backward):
+        assert 0 < row["walk_ms"] < row["bound_ms"] < row["executor_ms"]
+        assert 0 < row["launches"] < row["operations"]
