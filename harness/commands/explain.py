@@ -16,6 +16,7 @@ from harness.base.json_fields import json_text
 from harness.base.workers import cores, spread
 from harness.cluster.presets import DEFAULT_CLUSTER, cluster
 from harness.commands.explain_model import add_model, run_model
+from harness.commands.explain_time import explained_times, times_json, times_text
 from harness.errors import UnsupportedError
 from harness.explain import placements
 from harness.explain.explanation import Costs, Explanation, as_json, explain
@@ -94,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
     """Explain one strategy or all; 1 if the one that was asked for is not legal."""
     if args.model is not None:
         return run_model(args)
-    idle = given(args, add_model, *(["cluster"] if args.placements else []))
+    timed = args.placements or args.strategy is not None
+    idle = given(args, add_model, *(["cluster"] if timed else []))
     if idle:
         raise ValueError(f"{idle}: these only apply to a whole model; add --model")
     problem = problem_of(args)
@@ -103,10 +105,12 @@ def run(args: argparse.Namespace) -> int:
     every = STRATEGIES if problem.hidden is None else EVERY_STRATEGY
     names = [args.strategy] if args.strategy else list(every)
     answers = _answers(names, problem, alternatives=bool(args.strategy))
+    machine = cluster(args.cluster or DEFAULT_CLUSTER)
+    times = explained_times(strategy(names[0]), answers[0], machine) if args.strategy else {}
     if args.json:
         body: object = [as_json(answer) for answer in answers]
         if args.strategy:
-            body = as_json(answers[0])
+            body = {**as_json(answers[0]), "time": times_json(times, machine) if times else None}
         sys.stdout.write(json_text(body, indent=2) + "\n")
     else:
         console = Output(markup=False, highlight=False)
@@ -114,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         console.print()
         if args.strategy:
             console.print(_one(answers[0], console.width))
+            if times:
+                console.print(times_text(times, machine, console.width))
         else:
             _print_all(console, answers)
     return 1 if args.strategy and not answers[0].legal else 0

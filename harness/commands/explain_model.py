@@ -56,7 +56,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     known = f"{', '.join(MODELS)}, or key=value pairs"
     group.add_argument("--model", type=read_model, help=known)
-    group.add_argument("--cluster", help=f"cluster to train on (default: {_CLUSTER})")
+    group.add_argument(
+        "--cluster",
+        help=f"cluster to train on (default: {_CLUSTER}), or with --strategy to simulate",
+    )
     group.add_argument(
         "--max-context",
         action="store_true",

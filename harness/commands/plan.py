@@ -30,8 +30,10 @@ from harness.plan.tasks import Tile
 from harness.planning.strategy import Context
 from harness.prepare.planner_context import context_on
 from harness.report.format import cell_heading
+from harness.report.time_bar import terms_text
 from harness.simulate.gantt import gantt
 from harness.simulate.simulator import simulate
+from harness.simulate.time_terms import TimeTerms, time_terms
 from harness.simulate.trace import task_kind
 from harness.terminal.arguments import (
     Help,
@@ -122,8 +124,12 @@ def run(args: argparse.Namespace) -> int:
         _save(args.output, to_json(plan))
         say(f"{args.output}: written; `plan --load {args.output}` shows it again")
     levels = {} if args.load is not None else _levels(args)
+    terms = _terms(args, program)
     if args.json:
-        sys.stdout.write(json_text(as_json(program, levels)) + "\n")
+        body = as_json(program, levels)
+        if terms is not None:
+            body["time"] = {"cluster": args.cluster, **terms.as_json()}
+        sys.stdout.write(json_text(body) + "\n")
         return 0
     if args.show == "table":
         print_blocks(plan, Console())
@@ -136,6 +142,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(_fitting(plan) + "\n\n")
     sys.stdout.write(wrapped(_table(program) + "\n" + level_lines(levels, plan.direction)) + "\n")
+    if terms is not None:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(terms_text(terms, args.cluster, width) + "\n")
     return 0
 
 
@@ -154,6 +163,14 @@ def _context(args: argparse.Namespace) -> Context:
             f"--cluster ({args.cluster}) has {machine.gpus_per_node}; give one of them"
         )
     return Context(gpus_per_node=args.gpus_per_node)
+
+
+def _terms(args: argparse.Namespace, program: Program) -> TimeTerms | None:
+    """Where a plan's time goes; None on other nodes than the cluster's, or on too few GPUs."""
+    machine = cluster(args.cluster)
+    if args.gpus_per_node is not None or program.plan.problem.cp > machine.gpus:
+        return None
+    return time_terms(program, machine)
 
 
 def _machine(args: argparse.Namespace, plan: Plan) -> Cluster:

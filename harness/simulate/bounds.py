@@ -244,14 +244,24 @@ def most_owned(plan: Plan) -> tuple[int, int]:
 
 
 def jobs_bound_s(jobs: Sequence[Job]) -> float:
-    """Bound the time of priced jobs: the fullest queue, or the longest chain of those that wait.
+    """Bound the time of priced jobs, in any order: a chain of those that wait, or a queue.
 
-    Each job counts as if nothing slowed it down; when hosts launch does not count.
+    A queue takes all of its jobs, after the least that comes before one of them and before the
+    least that follows one. Each job counts as if nothing slowed it down; when hosts launch does not
+    count.
     """
     least = [min(job.seconds) for job in jobs]
-    loads = _loads(zip((job.queues for job in jobs), least, strict=True))
-    chains = _chain_ends((job.after, s, 0.0) for job, s in zip(jobs, least, strict=True))
-    return max([*loads.values(), *chains], default=0.0)
+    ends = _chain_ends((job.after, s, 0.0) for job, s in zip(jobs, least, strict=True))
+    tails = [0.0] * len(jobs)  # the longest chain that waits for each
+    for index in range(len(jobs) - 1, -1, -1):
+        for earlier in jobs[index].after:
+            tails[earlier] = max(tails[earlier], tails[index] + least[index])
+    queues: dict[int, tuple[float, float, float]] = {}  # load, least head and tail
+    for job, seconds, end, tail in zip(jobs, least, ends, tails, strict=True):
+        for queue in job.queues if seconds else ():
+            load, head, after = queues.get(queue, (0.0, end, tail))
+            queues[queue] = load + seconds, min(head, end - seconds), min(after, tail)
+    return max([*map(sum, queues.values()), *ends], default=0.0)
 
 
 def _loads(parts: Iterable[tuple[Sequence[int], float]]) -> dict[int, float]:

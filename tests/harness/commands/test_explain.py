@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import cli
 from harness.commands import explain
 from strategies import STRATEGIES
 
@@ -196,3 +197,15 @@ def test_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> No
         call(*words)
     with pytest.raises(ValueError, match=r"ulysses: it has no options placement"):
         call(*words, "--strategy", "ulysses")
+
+
+def test_one_strategy_says_where_its_time_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--strategy", "zigzag", "--cp", "3", "--seqlen", "301", "--cluster", "a800"]
+    assert cli.main(["explain", *words, "--json"]) == 0
+    times = json.loads(capsys.readouterr().out)["time"]
+    assert times.pop("cluster") == "a800"
+    assert set(times) == {"forward", "backward"}
+    for time in times.values():
+        assert sum(time["terms_s"].values()) == pytest.approx(time["time_s"], rel=1e-12)
+    assert cli.main(["explain", *words]) == 0
+    assert capsys.readouterr().out.count("even compute") == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from harness.cluster.presets import DEFAULT_CLUSTER
 from harness.commands import plan as verb
 from harness.errors import UnsupportedError
 from harness.plan.grid import grid
@@ -75,6 +76,10 @@ def test_a_saved_plan_comes_back_equal(
 def test_the_json_summary_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--strategy", "ring", *SMALL, "--dtype", "float32", "--json") == 0
     found = json.loads(capsys.readouterr().out)
+    time = found["time"]
+    assert time["cluster"] == DEFAULT_CLUSTER
+    assert sum(time["terms_s"].values()) == pytest.approx(time["time_s"], rel=1e-12)
+    assert 0 < time["any_plan_bound_s"] <= time["plan_bound_s"] <= time["time_s"]
     plan = made("ring")
     flops = sum(tile_flops(plan, task) for task in plan.tasks if isinstance(task, Tile))
 
