@@ -11,48 +11,37 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
 from harness.base.workers import Terminated, ended_by_signals
-from harness.commands import (
-    calibrate,
-    check,
-    compare,
-    doctor,
-    explain,
-    listing,
-    plan,
-    report,
-    reproduce,
-    simulate,
-    sweep,
-    trace,
-)
 from harness.errors import HarnessError, UnsupportedError
-from harness.measure.cells import LAUNCHED_JOBS
 from harness.ranks import launch, meeting
 from harness.terminal.progress import say, wrapped
 
 _PROGRAM = "python -m harness"
+_NOBODY = ""
 _COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans
-_VERBS = (
-    sweep,
-    check,
-    explain,
-    plan,
-    trace,
-    simulate,
-    reproduce,
-    calibrate,
-    compare,
-    report,
-    listing,
-    doctor,
-)
+_VERBS: Mapping[str, tuple[str, str]] = {
+    "sweep": ("sweep", "compare strategies, simulated on a cluster and measured on this machine"),
+    "check": ("check", "numerical equivalence to the float64 oracle, forward and backward"),
+    "explain": ("explain", "is a configuration supported? what it moves, holds and balances"),
+    "plan": ("plan", "make a plan, print it as a grid, save it, load and prove a saved one"),
+    "trace": ("trace", "simulate or measure one run and show its timeline"),
+    "simulate": ("simulate", "predict one run on a cluster"),
+    "reproduce": ("reproduce", "published figures next to ours"),
+    "calibrate": ("calibrate", "fit a cluster's parameters, to this machine or to logs"),
+    "compare": ("compare", "two result sets: what changed beyond noise"),
+    "report": ("report", "results as one HTML page: answer, heat tables, charts, every cell"),
+    "list": ("listing", "list strategies, peers, patterns, clusters, models and precisions"),
+    "doctor": ("doctor", "check this machine: packages, kernels, CUDA, NCCL, processes"),
+}
+"""The module of each verb, and what it does. A verb is imported when it is asked for: some need
+torch, which takes seconds."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,8 +62,12 @@ class _Wrapped(logging.Formatter):
         return wrapped(record.getMessage())
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of all verbs."""
+def parser(*verbs: str) -> argparse.ArgumentParser:
+    """Build the parser of all verbs.
+
+    Args:
+        verbs: Those whose flags it knows, of the others only the name; none named: all.
+    """
     top = _Parser(
         prog=_PROGRAM,
         description="Compare, check and explain context-parallel attention strategies.",
@@ -83,9 +76,12 @@ def parser() -> argparse.ArgumentParser:
         "strategy that cannot do the problem); 2 the call was wrong (an unknown name, values that "
         "contradict one another).",
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in _VERBS:
-        verb.register(verbs)
+    known = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, (module, text) in _VERBS.items():
+        if not verbs or name in verbs:
+            import_module(f"harness.commands.{module}").register(known, text)
+        else:
+            known.add_parser(name, help=text)
     top.set_defaults(measures=lambda _: False)
     return top
 
@@ -97,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
     words = _with_values(sys.argv[1:] if argv is None else argv)
     if not words:
-        parser().print_help(sys.stderr)
+        parser(_NOBODY).print_help(sys.stderr)
         return 2
     launched = meeting.launched()
     second = launched and os.environ["RANK"] != "0"
@@ -125,6 +121,8 @@ def _silent() -> Iterator[None]:
 
 def _launched(args: argparse.Namespace) -> int:
     """Run a verb with the other ranks of the launch, or serve the one that runs it."""
+    from harness.measure.cells import LAUNCHED_JOBS
+
     me = launch.Rank(meeting.meet(), LAUNCHED_JOBS)
     if me.rank:
         return me.serve()
@@ -156,7 +154,7 @@ def _with_values(argv: Sequence[str]) -> list[str]:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
     """Parse the command line; None if it has arguments that the verb does not know."""
-    args, unknown = parser().parse_known_args(words)
+    args, unknown = parser(words[0]).parse_known_args(words)
     if unknown:
         text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"
         _say(text + f"; `{_PROGRAM} {args.verb} --help` shows the flags")

@@ -11,7 +11,7 @@ from harness.base.environment import environment
 from harness.calibrate.measure_machine import empty_cell, measure_machine
 from harness.cluster.calibration import Calibration, dump
 from harness.fit.this_machine import fit_local, machine_sources, with_overheads
-from harness.measure.cells import Limits, measure_cells
+from harness.measure.cells import measure_cells
 from harness.plan.problem import Direction, Dtype
 from harness.planning.strategy import Context
 from harness.proved.plans import proved
@@ -19,6 +19,7 @@ from harness.records.cell import CellRecord
 from harness.records.config import Config, Where
 from harness.records.store import FILE, ResultFile
 from harness.simulate.calibrated import pricer, skeleton_on
+from harness.sweep.limits import Limits
 from harness.sweep.simulate_cells import simulate_cell
 from strategies import STRATEGIES, strategy
 

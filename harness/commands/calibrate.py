@@ -12,17 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.base.files import write_whole
-from harness.calibrate import this_machine
 from harness.cluster.calibration import dump, load
 from harness.fit.cluster import MACHINES, cluster_sources, fit_cluster
-from harness.terminal.arguments import Help, example, path
+from harness.terminal.arguments import Help, Verbs, example, path
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="fit a cluster's parameters, to this machine or to logs",
+        help=summary,
         description=__doc__,
         epilog=example(
             [
@@ -68,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         if args.cluster is not None:
             raise ValueError("--cluster names whose logs are fitted; give --from-logs with it")
         _require_place(args.output)  # before the work, which would be lost
+        from harness.calibrate import this_machine
+
         text = this_machine.calibrated(date, _log)
     else:
         text = _from_logs(args, date)
@@ -106,5 +107,7 @@ def _from_logs(args: argparse.Namespace, date: str) -> str:
 
 def _check(args: argparse.Namespace) -> int:
     """Compare; a median error that is larger than promised is a failure found."""
+    from harness.calibrate import this_machine
+
     load(args.check)  # a wrong file is a wrong call
     return this_machine.check_predictions(args.check, args.output, _log)

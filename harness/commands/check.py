@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -15,8 +16,6 @@ from rich.table import Table
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.check.axes import Axes, pairwise, size, spelled_pattern, whole_product
-from harness.check.cell import JudgedCell
-from harness.check.run import check_all, check_group, check_peers, dearest_first, hashes_of
 from harness.plan.problem import Dtype
 from harness.plan.tasks import Scope
 from harness.planning.peers import expanded, is_peer
@@ -26,6 +25,7 @@ from harness.records.legible import Aside, one_by_one, told_unreadable
 from harness.records.store import ResultFile
 from harness.terminal.arguments import (
     Help,
+    Verbs,
     count,
     dtype,
     example,
@@ -40,15 +40,18 @@ from harness.terminal.progress import Live, Output, say
 from patterns import make_pattern
 from strategies import strategy
 
+if TYPE_CHECKING:
+    from harness.check.cell import JudgedCell
+
 _MOST_RANKS = 512
 _MOST_TOKENS = 16384
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "check",
-        help="numerical equivalence to the float64 oracle, forward and backward",
+        help=summary,
         description="Run every cell of a grid and compare its results with a dense float64 oracle. "
         "Without flags the grid covers every pair of strategy, pattern, degree, precision, heads, "
         "batch, length and head width at least once, with all ranks in one process.",
@@ -186,6 +189,8 @@ def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
         for part in parts:
             yield from whole_product(part)
     else:
+        from harness.check.run import dearest_first
+
         configs = dearest_first(pairwise(axes))
         for part in parts:
             yield from (config for config in configs if config.cp in part.cps)
@@ -193,8 +198,10 @@ def _configs(args: argparse.Namespace, axes: Axes) -> Iterator[Config]:
 
 def _judge(
     args: argparse.Namespace, axes: Axes, done: set[str]
-) -> Iterator[tuple[JudgedCell, JudgedCell]]:
+) -> "Iterator[tuple[JudgedCell, JudgedCell]]":
     """Judge the cells that are not done yet."""
+    from harness.check.run import check_all, check_group, check_peers
+
     total = size(axes) if args.full else sum(1 for _ in pairwise(axes))
     with Live("check", total) as live:
 
@@ -221,6 +228,8 @@ def _judge(
 def _hashes(args: argparse.Namespace, config: Config) -> tuple[str, ...]:
     """Hashes of a cell's records; peers run in processes whatever the transport of the others."""
     where = Where.GLOO if is_peer(config.strategy) else args.transport
+    from harness.check.run import hashes_of
+
     return hashes_of(config, where)
 
 

@@ -13,7 +13,7 @@ from harness.base.json_fields import json_text
 from harness.records.legible import read_cells
 from harness.report.compare import THRESHOLD, CellChange, ChangeKind, Comparison, compare
 from harness.report.reading import read_cell
-from harness.terminal.arguments import Help, example, path, positive_number
+from harness.terminal.arguments import Help, Verbs, example, path, positive_number
 from harness.terminal.progress import Output, say
 
 _ALONE = (ChangeKind.MISSING, ChangeKind.EXTRA)
@@ -21,11 +21,11 @@ _SHOWN = 5
 """Cells of one set alone that are shown; all are in the JSON."""
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "compare",
-        help="two result sets: what changed beyond noise",
+        help=summary,
         description="Match the cells of two sweeps and say what changed. A measured time changed "
         "if the medians differ by more than the threshold and the p20-p80 bands of the samples do "
         "not overlap (with 5 to 19 samples: their whole ranges; with fewer it is not judged); the "

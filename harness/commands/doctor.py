@@ -3,24 +3,27 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from harness.base.json_fields import json_text
-from harness.commands.machine_facts import Finding, State, examine
-from harness.terminal.arguments import Help, example
+from harness.terminal.arguments import Help, Verbs, example
 from harness.terminal.progress import Output
 
+if TYPE_CHECKING:
+    from harness.commands.machine_facts import Finding
+
 _GIB = 2**30
-_MARKS = {State.OK: "ok", State.MISSING: "–", State.BROKEN: "broken"}
+_MARKS = {"ok": "ok", "missing": "–", "broken": "broken"}
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "doctor",
-        help="check this machine: packages, kernels, CUDA, NCCL, processes",
+        help=summary,
         description="Look for packages, kernels, CUDA and NCCL, start two gloo processes, and say "
         "what each missing part is needed for. The exit status is 0 even if parts are missing.",
         epilog=example(["doctor", "doctor --json"]),
@@ -32,6 +35,8 @@ def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Examine this machine."""
+    from harness.commands.machine_facts import examine
+
     facts, findings = examine()
     if args.json:
         body = {"environment": facts, "findings": [finding.as_json() for finding in findings]}
@@ -41,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(console: Output, facts: Mapping[str, object], findings: Sequence[Finding]) -> None:
+def _print(console: Output, facts: Mapping[str, object], findings: "Sequence[Finding]") -> None:
     for name, value in _shown(facts):
         console.print(f"{name:<10} {value}", soft_wrap=True)
     console.print()

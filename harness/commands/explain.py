@@ -23,7 +23,7 @@ from harness.explain.explanation import Costs, Explanation, as_json, explain
 from harness.plan.problem import Problem
 from harness.prepare.planner_context import context_on
 from harness.report.format import broken
-from harness.terminal.arguments import Help, add_problem, example, given, problem_of
+from harness.terminal.arguments import Help, Verbs, add_problem, example, given, problem_of
 from harness.terminal.progress import Live, Output
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 
@@ -47,11 +47,11 @@ _LABEL = 20
 _NAME = 18
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "explain",
-        help="check whether a configuration is supported, and what it moves, holds and balances",
+        help=summary,
         description=__doc__,
         epilog=example(
             [

@@ -20,7 +20,7 @@ from harness.commands.list_plans import (
 )
 from harness.plan.problem import Dtype
 from harness.planning.peers import PEERS
-from harness.terminal.arguments import Help, example
+from harness.terminal.arguments import Help, Verbs, example
 from harness.terminal.progress import Output
 from harness.training.models import MODELS
 
@@ -59,11 +59,11 @@ class _DtypeEntry(TypedDict):
     accumulator_bytes: int
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="list strategies, peers, patterns, clusters, models and precisions",
+        help=summary,
         description=__doc__,
         epilog=example(
             [

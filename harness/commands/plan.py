@@ -37,6 +37,7 @@ from harness.simulate.time_terms import TimeTerms, time_terms
 from harness.simulate.trace import task_kind
 from harness.terminal.arguments import (
     Help,
+    Verbs,
     add_cluster,
     add_plan,
     add_problem,
@@ -56,11 +57,11 @@ _LINES = 60  # of a grid on a terminal
 _MARGIN = 5  # columns of the rank's number
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "plan",
-        help="make a plan, print it as a grid, save it, load and prove a saved one",
+        help=summary,
         description="Make the plan of a strategy for a problem, prove it, and print it as a "
         "rank x step grid with a summary. A saved plan is proved before anything else is done "
         "with it; a wrong one ends with exit status 1, the broken rule and the place in the grid.",

@@ -3,25 +3,27 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.base.files import write_whole
-from harness.page.build import Page, build_page
-from harness.page.comparison import Changes, changes_of
-from harness.page.example_runs import example_runs
 from harness.records.cell import CellRecord
 from harness.records.legible import read_cells
 from harness.report.compare import compare
 from harness.report.reading import latest, read_cell
 from harness.report.summary import markdown_text, sheet_text
-from harness.terminal.arguments import Help, example, path, written
+from harness.terminal.arguments import Help, Verbs, example, path, written
 from harness.terminal.progress import say
 
+if TYPE_CHECKING:
+    from harness.page.build import Page
+    from harness.page.comparison import Changes
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "report",
-        help="results as one HTML page: answer, heat tables, charts, every cell",
+        help=summary,
         description="Write one self-contained HTML file: it opens from disk, asks no network, and "
         "prints. On top stands which strategy is the fastest of each problem, by how much, and "
         "what cannot be told apart; then tables of strategies by patterns with the reasons of "
@@ -59,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and what else is asked for."""
     if not any((args.output, args.svg, args.markdown, args.csv)):
         raise ValueError("report: say where to write, for instance -o page.html")
+    from harness.page.build import build_page  # they load what draws
+    from harness.page.example_runs import example_runs
+
     found, notes = read_cells(args.results, read_cell)
     records = latest(found)
     say(*notes)
@@ -82,15 +87,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _changes(args: argparse.Namespace, records: list[CellRecord]) -> Changes | None:
+def _changes(args: argparse.Namespace, records: list[CellRecord]) -> "Changes | None":
     if args.compare is None:
         return None
+    from harness.page.comparison import changes_of
+
     before, notes = read_cells(args.compare, read_cell)
     say(*notes)
     return changes_of(compare(latest(before), records), str(args.compare), str(args.results))
 
 
-def _write_figures(folder: Path, page: Page) -> None:
+def _write_figures(folder: Path, page: "Page") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in page.charts:
         text = chart.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

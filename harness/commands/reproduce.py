@@ -16,7 +16,7 @@ from harness.base.workers import cores
 from harness.commands.speedups import measured_beside, show
 from harness.reproduce.figures import PAPERS, Figure, figures, tables
 from harness.reproduce.speedups import FigureFilter
-from harness.terminal.arguments import Help, count, degree, example, listed, positive_number
+from harness.terminal.arguments import Help, Verbs, count, degree, example, listed, positive_number
 from harness.terminal.progress import Output
 
 _SPEEDUPS = "ultraattn"
@@ -24,11 +24,11 @@ _LARGE = 100
 """From here on a figure is shown with fewer digits."""
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "reproduce",
-        help="published figures next to ours",
+        help=summary,
         description=__doc__,
         epilog=example(
             [

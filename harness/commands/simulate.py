@@ -18,6 +18,7 @@ from harness.simulate.calibrated import full_clock, pricer, skeleton_on, trust
 from harness.simulate.simulator import simulate
 from harness.terminal.arguments import (
     Help,
+    Verbs,
     add_plan,
     add_problem,
     add_simulation,
@@ -35,11 +36,11 @@ _NEGATIVE = (
 )
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "simulate",
-        help="predict one run on a cluster",
+        help=summary,
         description=__doc__,
         epilog=example(
             [

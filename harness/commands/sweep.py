@@ -13,22 +13,22 @@ from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
-from harness.measure.cells import Crews, Limits, measure_cells, pending, records_in_order
-from harness.page.build import build_page
 from harness.plan.problem import Direction
 from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
 from harness.records.legible import ResultFolder
-from harness.report.reading import latest, read_cell
+from harness.report.reading import latest, pending, read_cell, records_in_order
 from harness.report.summary import write_summaries
 from harness.report.tables import print_sweep
 from harness.sweep import suite
+from harness.sweep.limits import Limits
 from harness.sweep.simulate_cells import simulate_cells
 from harness.sweep.suite import Mode, Part
 from harness.terminal.arguments import (
     Help,
+    Verbs,
     choice_of,
     count,
     degree,
@@ -66,11 +66,11 @@ _GIB = 2**30
 PAGE = "page.html"
 
 
-def register(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(verbs: Verbs, summary: str) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "sweep",
-        help="compare strategies, simulated on a cluster and measured on this machine",
+        help=summary,
         description="Run the product of strategies x patterns x cp x seqlen x direction x heads x "
         "dtype x cluster. Without flags: the suite `quick`, which simulates an 8 x 8 H100 cluster "
         "and measures a small part in real processes here, with the numerical error of each.",
@@ -217,6 +217,8 @@ def run(args: argparse.Namespace) -> int:
             raise
         records = _summarise(results, cells)
         results.confirm()
+    from harness.page.build import build_page  # it loads what draws
+
     write_whole(folder / PAGE, build_page(records).html)
     if args.json:
         print(json_text([entry.as_json() for entry in records]))
@@ -317,6 +319,8 @@ def _dry_run(args: argparse.Namespace, cells: Sequence[Config]) -> int:
 
 
 def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolder) -> None:
+    from harness.measure.cells import Crews, measure_cells
+
     limits = Limits(
         timeout_s=args.timeout,
         memory_bytes=round(args.memory * _GIB),

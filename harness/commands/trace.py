@@ -13,13 +13,10 @@ from pathlib import Path
 from harness.base.files import write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.presets import cluster, require
-from harness.measure.traced_run import traced
 from harness.memory.ledger import ledger
-from harness.page.gantt_chart import gantt_chart
 from harness.plan.problem import Direction, Problem
 from harness.prepare.planner_context import context_on
 from harness.proved.plans import proved
-from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.report.format import cell_heading
 from harness.simulate.bounds import Bounds, any_plan_bound, bounds, problem_bound_s
@@ -30,6 +27,7 @@ from harness.simulate.streams import Dispatch
 from harness.simulate.trace import Trace
 from harness.terminal.arguments import (
     Help,
+    Verbs,
     add_plan,
     add_problem,
     add_simulation,
@@ -46,11 +44,11 @@ _MIB = 2**20
 _TIMEOUT_S = 120
 
 
-def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def register(subparsers: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "trace",
-        help="simulate or measure one run and show its timeline",
+        help=summary,
         description=__doc__,
         epilog=example(
             [
@@ -148,6 +146,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) -> int:
     """Run one plan in processes of this machine."""
+    from harness.measure.traced_run import traced
+    from harness.ranks.team import Team
+
     config = Config(
         strategy=strategy(args.strategy).text,
         pattern=problem.pattern.text,
@@ -199,6 +200,8 @@ def _write_files(args: argparse.Namespace, trace: Trace, what: str) -> None:
         _write(args.output, to_chrome(trace))
         say(f"{args.output}: written; open it at ui.perfetto.dev")
     if args.svg is not None:
+        from harness.page.gantt_chart import gantt_chart  # it loads what draws
+
         _write(args.svg, gantt_chart(trace, what=what, ranks=args.ranks).svg)
         say(f"{args.svg}: written; open it in a browser")
 

@@ -29,8 +29,6 @@ from harness.prepare.verified_plans import partial_results, roundings_sent
 from harness.ranks.team import Member
 from harness.records.config import Config, Where
 
-WARMUP = 5
-ITERATIONS = 20
 _SEED = 0
 _MATRICES = 4
 """Matrices of queries x keys that judging holds at once: weights, their gradients, temporaries."""

@@ -14,8 +14,6 @@ from harness.base.json_fields import JsonObject
 from harness.base.numbers import finite
 from harness.errors import told
 from harness.measure.cell import (
-    ITERATIONS,
-    WARMUP,
     RankSample,
     Refusal,
     joined_ranks,
@@ -30,7 +28,7 @@ from harness.planning.peers import is_peer
 from harness.ranks.team import Failure, Member, Team, WorkerError
 from harness.records.cell import CellRecord, Status, ended, plan_flops, utc_now
 from harness.records.config import Config
-from harness.report.reading import latest
+from harness.sweep.limits import Limits
 from strategies import strategy
 
 LAUNCHED_JOBS: Mapping[str, Callable[..., object]] = {"cell": rank_job, "peer": peer_job}
@@ -41,25 +39,6 @@ _STARTS = 2
 _RANK_BYTES = 2**28
 """Least memory of an idle rank; degrees that free memory cannot hold are not tried."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of a measured cell.
-
-    Attributes:
-        timeout_s: Seconds, planning included.
-        memory_bytes: Resident memory of one rank.
-        threads: Threads of one rank.
-        warmup: Iterations that do not count.
-        iterations: Iterations that do.
-    """
-
-    timeout_s: float = 120.0
-    memory_bytes: int = 4 * 2**30
-    threads: int = 1
-    warmup: int = WARMUP
-    iterations: int = ITERATIONS
 
 
 class Crew(Protocol):
@@ -279,15 +258,3 @@ def quantile(samples: Sequence[float], share: float) -> float:
         return samples[0]
     cuts = statistics.quantiles(samples, n=100, method="inclusive")
     return cuts[round(share * 100) - 1]
-
-
-def pending(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[Config]:
-    """Cells that have no record yet, or one that failed and is worth another try."""
-    done = {entry.config_hash for entry in records if entry.status in (Status.OK, Status.ILLEGAL)}
-    return [config for config in configs if config.hash not in done]
-
-
-def records_in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:
-    """Records of these cells, in the cells' order."""
-    by_hash = {entry.config_hash: entry for entry in latest(records)}
-    return [by_hash[config.hash] for config in configs if config.hash in by_hash]

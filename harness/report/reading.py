@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from harness.base.json_fields import JsonObject
 from harness.planning.peers import is_peer, peer
-from harness.records.cell import CellRecord, from_json
+from harness.records.cell import CellRecord, Status, from_json
+from harness.records.config import Config
 from strategies import strategy
 
 
@@ -26,3 +27,15 @@ def latest(records: Sequence[CellRecord]) -> list[CellRecord]:
     for entry in records:
         newest[entry.config_hash] = entry
     return list(newest.values())
+
+
+def pending(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[Config]:
+    """Cells that have no record yet, or one that failed and is worth another try."""
+    done = {entry.config_hash for entry in records if entry.status in (Status.OK, Status.ILLEGAL)}
+    return [config for config in configs if config.hash not in done]
+
+
+def records_in_order(configs: Sequence[Config], records: Sequence[CellRecord]) -> list[CellRecord]:
+    """Records of these cells, in the cells' order."""
+    by_hash = {entry.config_hash: entry for entry in latest(records)}
+    return [by_hash[config.hash] for config in configs if config.hash in by_hash]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import strategies
 from harness.base import numbers
@@ -315,6 +315,10 @@ def given(
     values = vars(plain.parse_args([])).items()
     changed = [name for name, value in values if getattr(args, name) != value and name not in but]
     return ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where a verb adds its parser."""
 
 
 class Help(argparse.HelpFormatter):

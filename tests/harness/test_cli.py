@@ -287,3 +287,22 @@ def test_an_interpreter_without_the_packages_is_told_which_one_has_them() -> Non
     assert bare.returncode == 1
     assert "lacks numpy, psutil, rich, torch; use .venv/bin/python" in bare.stderr
     assert "Traceback" not in bare.stderr
+
+
+def test_help_of_any_verb_loads_nothing_that_takes_seconds() -> None:
+    script = (
+        "import sys\n"
+        "from harness import cli\n"
+        "cli.parser()\n"
+        "print([name for name in ('torch', 'matplotlib', 'pyscipopt') if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_the_parser_of_one_verb_names_the_others_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parser("list").parse_args(["nothing"])
+    assert "'doctor'" in capsys.readouterr().err

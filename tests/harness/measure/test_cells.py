@@ -17,9 +17,8 @@ import torch
 from harness import cli
 from harness.base.json_fields import json_text
 from harness.measure import cell as measured_cell
-from harness.measure import cells as sweep
 from harness.measure.cell import RankSample
-from harness.measure.cells import Crews, Limits, measure_cells, pending, quantile
+from harness.measure.cells import Crews, measure_cells, quantile
 from harness.oracle import tolerance
 from harness.plan.plan import to_json
 from harness.plan.problem import Dtype
@@ -32,7 +31,9 @@ from harness.records.config import Config, Where
 from harness.records.legible import ResultFolder
 from harness.records.store import FILE, ResultFile, read_records
 from harness.report.format import worst_error
+from harness.report.reading import pending, records_in_order
 from harness.sweep import simulate_cells
+from harness.sweep.limits import Limits
 from tests.harness import sweeps
 from tests.harness.made import record
 
@@ -265,7 +266,7 @@ def test_the_newest_record_of_a_cell_counts() -> None:
     other = replace(CELL, batch=3)
     old, new = (record(CELL, status, {}, time_s=1.0) for status in (Status.ERROR, Status.OK))
     third = record(other, Status.OK, {}, time_s=1.0)
-    assert sweep.records_in_order([other, CELL], [old, third, new]) == [third, new]
+    assert records_in_order([other, CELL], [old, third, new]) == [third, new]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from harness.check.run import check_peers
 from harness.errors import UnsupportedError
-from harness.measure.cells import Limits, measure_cells
+from harness.measure.cells import measure_cells
 from harness.peers import flash_attn_standin
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning import peers
@@ -18,6 +18,7 @@ from harness.planning.peers import PEERS, Peer, expanded, peer, refuse
 from harness.ranks.team import Member, Team
 from harness.records.cell import Status
 from harness.records.config import Config, Where
+from harness.sweep.limits import Limits
 from harness.sweep.suite import Mode, Part
 from patterns import make_pattern
 from strategies import strategy

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness.measure.cells import Limits, measure_cells
+from harness.measure.cells import measure_cells
 from harness.plan.problem import Direction
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
 from harness.report.compare import ChangeKind, compare
+from harness.sweep.limits import Limits
 from tests.harness.made import changed, record
 
 NOISE = 0.04  # relative, of a sample
