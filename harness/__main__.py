@@ -39,9 +39,11 @@ def main() -> NoReturn:
         )
     from harness import cli
 
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(cli.main())
+    def begin() -> None:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    sys.exit(cli.main(begin=begin))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,17 @@ def parser(*verbs: str) -> argparse.ArgumentParser:
             import_module(f"harness.commands.{module}").register(known, text)
         else:
             known.add_parser(name, help=text)
-    top.set_defaults(measures=lambda _: False)
+    top.set_defaults(measures=lambda _: False, needs=lambda _: ())
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit status; launched with others, rank 0 runs it for all."""
+def main(argv: Sequence[str] | None = None, *, begin: Callable[[], None] = lambda: None) -> int:
+    """Run one verb and return its exit status; launched with others, rank 0 runs it for all.
+
+    Args:
+        argv: The words; None takes those of the process.
+        begin: Called when all that the verb needs is loaded, and its work begins.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows ? for it
@@ -102,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parsed(words)
     if args is None:
         return 2
+    for module in args.needs(args):
+        import_module(module)
+    begin()
     if launched and args.measures(args):
         return _ended(args, lambda: _launched(args))
     if second and "TORCHELASTIC_RUN_ID" in os.environ:

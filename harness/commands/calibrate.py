@@ -17,7 +17,7 @@ from harness.fit.cluster import MACHINES, cluster_sources, fit_cluster
 from harness.terminal.arguments import Help, Verbs, example, path
 
 
-def register(subparsers: Verbs, summary: str) -> None:
+def register(subparsers: Verbs, summary: str | None = None) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "calibrate",
@@ -53,7 +53,9 @@ def register(subparsers: Verbs, summary: str) -> None:
         metavar="PATH",
         help="TOML file to write; with --check, a folder for its records",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(
+        needs=lambda args: () if args.from_logs else ("harness.calibrate.this_machine",), run=run
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ _MOST_RANKS = 512
 _MOST_TOKENS = 16384
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "check",
@@ -111,7 +111,7 @@ def register(verbs: Verbs, summary: str) -> None:
         help="append records to this file, and skip cells that passed in it",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(needs=lambda _: ("harness.check.run",), run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ _SHOWN = 5
 """Cells of one set alone that are shown; all are in the JSON."""
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "compare",

@@ -19,7 +19,7 @@ _GIB = 2**30
 _MARKS = {"ok": "ok", "missing": "–", "broken": "broken"}
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "doctor",
@@ -30,7 +30,7 @@ def register(verbs: Verbs, summary: str) -> None:
         formatter_class=Help,
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(needs=lambda _: ("harness.commands.machine_facts",), run=run)
 
 
 def run(args: argparse.Namespace) -> int:

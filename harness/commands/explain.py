@@ -47,7 +47,7 @@ _LABEL = 20
 _NAME = 18
 
 
-def register(subparsers: Verbs, summary: str) -> None:
+def register(subparsers: Verbs, summary: str | None = None) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "explain",

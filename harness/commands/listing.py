@@ -59,7 +59,7 @@ class _DtypeEntry(TypedDict):
     accumulator_bytes: int
 
 
-def register(subparsers: Verbs, summary: str) -> None:
+def register(subparsers: Verbs, summary: str | None = None) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "list",

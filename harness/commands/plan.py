@@ -57,7 +57,7 @@ _LINES = 60  # of a grid on a terminal
 _MARGIN = 5  # columns of the rank's number
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "plan",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.page.comparison import Changes
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "report",

@@ -24,7 +24,7 @@ _LARGE = 100
 """From here on a figure is shown with fewer digits."""
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "reproduce",

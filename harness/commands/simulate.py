@@ -36,7 +36,7 @@ _NEGATIVE = (
 )
 
 
-def register(subparsers: Verbs, summary: str) -> None:
+def register(subparsers: Verbs, summary: str | None = None) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "simulate",

@@ -66,7 +66,7 @@ _GIB = 2**30
 PAGE = "page.html"
 
 
-def register(verbs: Verbs, summary: str) -> None:
+def register(verbs: Verbs, summary: str | None = None) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "sweep",
@@ -181,7 +181,12 @@ def register(verbs: Verbs, summary: str) -> None:
     out.add_argument("--dry-run", action="store_true", help="list the cells without running them")
     out.add_argument("--jobs", type=count, default=cores(), help="simulated cells to run at once")
     out.add_argument("--json", action="store_true", help="print the records as JSON on stdout")
-    parser.set_defaults(run=run, launch=None, measures=_measures)
+    parser.set_defaults(
+        run=run,
+        launch=None,
+        measures=_measures,
+        needs=lambda args: ("harness.measure.cells",) if _measures(args) else (),
+    )
 
 
 def _measures(args: argparse.Namespace) -> bool:
@@ -318,9 +323,19 @@ def _dry_run(args: argparse.Namespace, cells: Sequence[Config]) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolder) -> None:
-    from harness.measure.cells import Crews, measure_cells
+def _measured(
+    cells: Sequence[Config], limits: Limits, ranks: Launch | None
+) -> Generator[CellRecord, None, None]:
+    """Measure cells, in the processes of a launch where there is one."""
+    from harness.measure.cells import Crews, measure_cells  # torch takes seconds
 
+    crews = None
+    if ranks is not None:
+        crews = Crews(lambda cp: ranks.crew(cp, limits.threads), ranks.world)
+    return measure_cells(cells, limits, crews)
+
+
+def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolder) -> None:
     limits = Limits(
         timeout_s=args.timeout,
         memory_bytes=round(args.memory * _GIB),
@@ -328,17 +343,14 @@ def _run(args: argparse.Namespace, cells: Sequence[Config], results: ResultFolde
         warmup=args.warmup,
         iterations=args.iterations,
     )
-    ranks: Launch | None = args.launch
-    crews = None
-    if ranks is not None:
-        crews = Crews(lambda cp: ranks.crew(cp, limits.threads), ranks.world)
     simulate = [cell for cell in cells if cell.transport is Where.SIMULATED]
     measure = [cell for cell in cells if cell.transport is not Where.SIMULATED]
     # Measured first: nothing else may run beside them.
     parts: list[tuple[str, Sequence[Config], Generator[CellRecord, None, None]]] = [
-        ("measure", measure, measure_cells(measure, limits, crews)),
         ("simulate", simulate, simulate_cells(simulate, jobs=args.jobs, timeout_s=args.timeout)),
     ]
+    if measure:
+        parts.insert(0, ("measure", measure, _measured(measure, limits, args.launch)))
     for name, own, records in parts:
         with Live(name, len(own)) as live, closing(records):
             for entry in records:

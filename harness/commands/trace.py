@@ -44,7 +44,7 @@ _MIB = 2**20
 _TIMEOUT_S = 120
 
 
-def register(subparsers: Verbs, summary: str) -> None:
+def register(subparsers: Verbs, summary: str | None = None) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "trace",
@@ -87,7 +87,9 @@ def register(subparsers: Verbs, summary: str) -> None:
     group.add_argument(
         "--json", action="store_true", help="print the figures as JSON instead of the chart"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(
+        needs=lambda args: ("harness.measure.traced_run",) if args.measured else (), run=run
+    )
 
 
 def _add_simulation(parser: argparse.ArgumentParser) -> None:

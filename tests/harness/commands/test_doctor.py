@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from harness.commands import doctor
+from harness.commands import doctor, machine_facts
 from harness.commands.machine_facts import Finding, State
 
 FACTS: dict[str, object] = {
@@ -28,7 +28,7 @@ FINDINGS = [
 
 @pytest.fixture(autouse=True)
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: (FACTS, FINDINGS))
+    monkeypatch.setattr(machine_facts, "examine", lambda: (FACTS, FINDINGS))
 
 
 def call(*words: str) -> int:

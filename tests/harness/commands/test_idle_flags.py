@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.commands import trace
+from harness.measure import traced_run
 from harness.plan.tasks import Scope
+from harness.ranks import team
 from harness.records.config import Config
 
 ROW = '{"config_hash": "a", "schema_version": 99, "status": "ok"}\n'
@@ -119,8 +120,8 @@ def test_a_measured_trace_of_a_layer_is_one_of_a_layer(monkeypatch: pytest.Monke
     def seen(config: Config, *_: object) -> None:
         raise SeenError(config)
 
-    monkeypatch.setattr(trace, "Team", Crew)
-    monkeypatch.setattr(trace, "traced", seen)
+    monkeypatch.setattr(team, "Team", Crew)
+    monkeypatch.setattr(traced_run, "traced", seen)
     words = "trace --measured --scope layer --hidden 48 --rotary 100 --cp 2 --seqlen 64 --heads-q 2"
     with pytest.raises(SeenError) as caught:
         cli.main([*words.split(), "--head-dim", "8"])

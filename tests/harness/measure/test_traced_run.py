@@ -16,6 +16,7 @@ from harness.measure.traced_run import Traced, traced
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.prepare.verified_plans import planned, planned_for
+from harness.ranks import team as teams
 from harness.ranks.team import Team
 from harness.records.config import Config, Where
 from harness.simulate.chrome import to_chrome
@@ -139,7 +140,7 @@ def test_the_verb_draws_writes_and_prints_a_measured_run(
         def __exit__(self, *_: object) -> None:
             return None
 
-    monkeypatch.setattr(verb, "Team", Borrowed)
+    monkeypatch.setattr(teams, "Team", Borrowed)
     parser = argparse.ArgumentParser()
     verb.register(parser.add_subparsers())
     file = tmp_path / "trace.json"
