@@ -15,7 +15,7 @@ from patterns.geometry import Band, Chunk
 
 Ints = NDArray[np.int64]
 NO_BOUND = 1 << 40  # beyond any difference of two positions
-_CELLS = 1 << 21  # bands x chunks looked at together: 2 MiB of bool
+BAND_CELLS = 1 << 21  # bands x chunks looked at together: 2 MiB of bool
 _TRIPLES = 1 << 15  # counted together: a few arrays of 256 KiB, so that they stay in cache
 
 
@@ -76,7 +76,7 @@ class BandArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hits:
+class Hits:
     """Chunks cut to bands on one axis, sorted by band; columns of shape (hits,)."""
 
     band: Ints
@@ -89,18 +89,18 @@ class _Hits:
 def band_areas(bands: BandArrays, qs: Sequence[Chunk], ks: Sequence[Chunk]) -> Ints:
     """Return the exact area of all bands on every pair of chunks, `(len(qs), len(ks))`."""
     areas = np.zeros((len(qs), len(ks)), dtype=np.int64)
-    batch = max(_CELLS // max(len(qs) + len(ks), 1), 1)
+    batch = max(BAND_CELLS // max(len(qs) + len(ks), 1), 1)
     steps = {chunk.step for chunk in (*qs, *ks) if len(chunk) > 1}
     step = None if len(steps) > 1 else next(iter(steps), 1)
     for start in range(0, len(bands), batch):
         part = slice(start, start + batch)
-        q = _hits(bands.q0[part], bands.q1[part], qs, start)
-        k = _hits(bands.k0[part], bands.k1[part], ks, start)
+        q = hits_of(bands.q0[part], bands.q1[part], qs, start)
+        k = hits_of(bands.k0[part], bands.k1[part], ks, start)
         _add(areas, bands, q, k, step)
     return areas
 
 
-def _hits(start: Ints, stop: Ints, chunks: Sequence[Chunk], first_band: int) -> _Hits:
+def hits_of(start: Ints, stop: Ints, chunks: Sequence[Chunk], first_band: int) -> Hits:
     """Cut every chunk to every interval `[start, stop)` and keep what is not empty."""
     full = [index for index, chunk in enumerate(chunks) if chunk]
     ids = np.array(full, dtype=np.int64)
@@ -114,10 +114,10 @@ def _hits(start: Ints, stop: Ints, chunks: Sequence[Chunk], first_band: int) -> 
     keep = first <= final
     count = (final - first) // step + 1
     columns = (band + first_band, ids[at], first, count, step)
-    return _Hits(*(column[keep] for column in columns))
+    return Hits(*(column[keep] for column in columns))
 
 
-def _add(areas: Ints, bands: BandArrays, q: _Hits, k: _Hits, step: int | None) -> None:
+def _add(areas: Ints, bands: BandArrays, q: Hits, k: Hits, step: int | None) -> None:
     """Join `q` and `k` on the band and add every count to `areas`; `step` None = mixed steps."""
     begin = np.searchsorted(k.band, q.band, side="left")
     matches = np.searchsorted(k.band, q.band, side="right") - begin
@@ -133,7 +133,7 @@ def _add(areas: Ints, bands: BandArrays, q: _Hits, k: _Hits, step: int | None) -
         np.add.at(areas.reshape(-1), q.chunk[qi] * areas.shape[1] + k.chunk[ki], count)
 
 
-def _count(bands: BandArrays, q: _Hits, k: _Hits, *, qi: Ints, ki: Ints, step: int | None) -> Ints:
+def _count(bands: BandArrays, q: Hits, k: Hits, *, qi: Ints, ki: Ints, step: int | None) -> Ints:
     """Return the pairs that each joined triple (rows `qi` of `q`, `ki` of `k`) allows."""
     lo, hi = bands.lo[q.band], bands.hi[q.band]
     n, m, key = q.count[qi], k.count[ki], k.first[ki]

@@ -34,9 +34,10 @@ def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan one gather and one tile per rank; legal for every problem."""
-    del context
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=options.prune, align=context.align
+    )
     gather_attention(b)
     return b.build()
 

@@ -61,7 +61,9 @@ def plan(
         return (node - 1) % nodes * inner + local, step - inner
 
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=options.prune, align=context.align
+    )
     ring_attention(b, source, came_from)
     return b.build()
 

@@ -25,6 +25,7 @@ from harness.plan.sharding import Placement
 from harness.planning.block_assignment import RankGrid, rows_of
 from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder
+from harness.planning.need import Cut
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
 from harness.planning.strategy import Context, Strategy, nearest_rows, with_chunk
 
@@ -46,9 +47,8 @@ def plan(
     Raises:
         UnsupportedError: Y does not divide cp; the legal Y are listed.
     """
-    del context
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    b = PlanBuilder(problem, name, direction, queries, keys)
+    b = PlanBuilder(problem, name, direction, queries, keys, cut=Cut.BOTH, align=context.align)
     grid = RankGrid(b, rows_of("mesh", options.rows, problem, direction))
     errands = Errands(b, delta=grid.x > 1)
     errands.start()

@@ -58,12 +58,13 @@ def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan a ring of all ranks, or two that turn against each other; legal for every problem."""
-    del context
     cp = problem.cp
     ways = (1, -1) if options.direction is Way.BOTH else (1,)
     dealt = deal_tokens(problem.pattern, cp, options.placement, options.chunk)
     queries, keys = (cut_each(sharding, len(ways)) for sharding in dealt)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=options.prune, align=context.align
+    )
 
     def ring(part: int, way: int) -> Ring:
         def source(rank: int, step: int) -> int:

@@ -55,7 +55,6 @@ def plan(
     Raises:
         UnsupportedError: The parts are more chunks than a plan may have.
     """
-    del context
     orders = disjoint_rings(problem.cp)
 
     dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
@@ -66,7 +65,9 @@ def plan(
             f"most {MOST_CHUNKS}",
             ("tasp:placement=contiguous at cp <= 64", "ring:direction=both"),
         )
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=options.prune, align=context.align
+    )
     rings_attention(b, [cycle(b, order, way, len(orders)) for way, order in enumerate(orders)])
     return b.build()
 

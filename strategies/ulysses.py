@@ -53,7 +53,6 @@ def plan(
     Raises:
         UnsupportedError: There are more ranks than query heads.
     """
-    del context
     cp = problem.cp
     if cp > problem.heads_q:
         raise UnsupportedError(
@@ -69,7 +68,16 @@ def plan(
             ),
         )
     queries, keys = shard_both(problem, contiguous)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem,
+        name,
+        direction,
+        queries,
+        keys,
+        prune=options.prune,
+        groups=(0,) * problem.cp,
+        align=context.align,
+    )
     groups = HeadGroups((tuple(range(cp)),), balanced_heads(problem, cp))
     seats = seats_of(b, groups)
     hold_for_heads(b, seats)

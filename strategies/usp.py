@@ -107,7 +107,16 @@ def plan(
 
     placed = deal_tokens(problem.pattern, r, options.placement, options.chunk)
     queries, keys = map(cut, placed)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem,
+        name,
+        direction,
+        queries,
+        keys,
+        prune=options.prune,
+        groups=[axes(rank)[1] for rank in range(problem.cp)],
+        align=context.align,
+    )
     if u == 1:  # nobody to trade heads with: a turn would only copy
         ring_attention(b, source, came_from)
         return b.build()

@@ -35,7 +35,6 @@ def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan a ring of all ranks over zigzag chunks; legal for every problem."""
-    del context
     cp = problem.cp
 
     def source(rank: int, step: int) -> int:
@@ -45,7 +44,9 @@ def plan(
         return (rank - 1) % cp, step - 1
 
     queries, keys = shard_both(problem, zigzag)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=options.prune, align=context.align
+    )
     ring_attention(b, source, came_from)
     return b.build()
 

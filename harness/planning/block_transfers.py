@@ -16,6 +16,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import CollectiveKind, Leg, Piece, Place, Tensor, Tile, from_rank
 from harness.planning.block_assignment import Allocation
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
+from harness.planning.need import Cut
 from harness.planning.routes import Hop, RoutedChunk, gateways, routes
 from harness.planning.token_owners import Move, finish_tokens, hold_tokens, make_delta
 
@@ -101,16 +102,15 @@ class Errands:
         heads = self.b.problem.all_heads
         self._folds += [(dst, self.b.piece(t, chunks, heads, from_rank(src))) for t in parts]
 
-    def relay(self, src: int, dst: int, on_kv: bool, chunk: int) -> None:
+    def relay(self, src: int, dst: int, on_kv: bool, chunks: Chunks) -> None:
         """Send a partial result to a rank that folds it before it sends its own sum home."""
         parts = KV_GRADS if on_kv else self.row_parts
-        self.b.send(src, dst, parts, (chunk,), self.b.problem.all_heads, arrive=from_rank(src))
+        self.b.send(src, dst, parts, chunks, self.b.problem.all_heads, arrive=from_rank(src))
 
-    def fold(self, rank: int, sources: Iterable[int], on_kv: bool, chunk: int) -> None:
-        """Fold what ranks relayed into a rank's own partial result, in this order."""
-        parts, heads = KV_GRADS if on_kv else self.row_parts, self.b.problem.all_heads
-        for src in sources:
-            self.b.merge(rank, parts, (chunk,), heads, from_rank(src))
+    def fold(self, rank: int, src: int, on_kv: bool, chunks: Chunks) -> None:
+        """Fold what a rank relayed into a rank's own partial result."""
+        parts = KV_GRADS if on_kv else self.row_parts
+        self.b.merge(rank, parts, chunks, self.b.problem.all_heads, from_rank(src))
 
     # Many at once ---------------------------------------------------------------------------
 
@@ -184,6 +184,8 @@ def plan_allocation(
     *,
     delta: bool = True,
     gpus_per_node: int | None = None,
+    cut: Cut = Cut.BLOCKS,
+    align: int = 1,
 ) -> Plan:
     """Plan an allocation, one tile per block, in an order that a first-in-first-out stream can run.
 
@@ -201,6 +203,9 @@ def plan_allocation(
             row leaves its owner, nothing is shipped and kernels take out.
         gpus_per_node: Cross to another node once per chunk, between GPUs of equal number, and go on
             inside it; divides cp. None sends straight to every rank.
+        cut: `Cut.KEYS` where every block is computed by the owner of its queries, in both
+            directions. Chunks are cut alike in both, whoever computes what.
+        align: Tokens that what is sent of a chunk is rounded up to.
 
     Raises:
         ValueError: Nobody computes a block that has allowed pairs, or nodes are not whole.
@@ -212,15 +217,18 @@ def plan_allocation(
             "None sends straight to every rank"
         )
     work = _Work(problem, allocation, per_node)
-    b = PlanBuilder(problem, name, direction, allocation.queries, allocation.keys)
+    b = PlanBuilder(
+        problem, name, direction, allocation.queries, allocation.keys, cut=cut, align=align
+    )
     errands = Errands(b, delta=delta and work.rows_leave)
     errands.start()
-    for src, dst, (on_kv, chunk) in work.hops:
-        bring = errands.bring_columns if on_kv else errands.bring_rows
-        bring(src, dst, (chunk,))
-    homecoming = _Homecoming(errands, work)
+    needs = _Needs(b, work)
+    for src, dst, chunk in work.hops:
+        bring = errands.bring_columns if chunk[0] else errands.bring_rows
+        bring(src, dst, needs.through(dst, chunk))
+    homecoming = _Homecoming(errands, work, needs)
     for rank, (i, j) in work.order():
-        errands.attend(rank, (i,), (j,))
+        errands.attend(rank, b.parts_q[i], b.parts_kv[j])
         if work.last_of_row[rank, i] == j:
             homecoming.finished(rank, (False, i))
         if work.last_of_column[rank, j] == i and direction is Direction.BACKWARD:
@@ -228,33 +236,64 @@ def plan_allocation(
     return errands.end()
 
 
+class _Needs:
+    """Parts of chunks that ranks compute with, and parts that go through a rank to others."""
+
+    def __init__(self, b: PlanBuilder, work: "_Work") -> None:
+        self.gate = gateways(work.makers, work.owner, work.gpus_per_node)
+        self._own: dict[tuple[int, RoutedChunk], Chunks] = {}
+        self._through: dict[tuple[int, RoutedChunk], Chunks] = {}
+        for rank, blocks in enumerate(work.blocks):
+            for i, j in blocks:
+                q, kv = b.parts_q[i], b.parts_kv[j]
+                self._add(rank, (False, i), b.needed_q(q, kv))
+                self._add(rank, (True, j), b.needed_kv(q, kv))
+
+    def _add(self, rank: int, chunk: RoutedChunk, parts: Chunks) -> None:
+        for table, at in (
+            (self._own, (rank, chunk)),
+            (self._through, (self.gate.get((rank, chunk), rank), chunk)),
+        ):
+            known = table.get(at, ())
+            if known != parts:
+                table[at] = tuple(sorted({*known, *parts})) if known else parts
+
+    def own(self, rank: int, chunk: RoutedChunk) -> Chunks:
+        """Parts of a chunk that a rank computes with."""
+        return self._own[rank, chunk]
+
+    def through(self, rank: int, chunk: RoutedChunk) -> Chunks:
+        """Parts of a chunk that must reach a rank: for itself and for those it passes them to."""
+        return self._through.get((rank, chunk), ()) or self.own(rank, chunk)
+
+
 class _Homecoming:
     """Send partial results home when they are done, through one rank per node."""
 
-    def __init__(self, errands: Errands, work: "_Work") -> None:
+    def __init__(self, errands: Errands, work: "_Work", needs: _Needs) -> None:
         self.errands = errands
         self.owner = work.owner
-        self.gate = gateways(work.makers, work.owner, work.gpus_per_node)
+        self.needs = needs
         self.waits: dict[tuple[int, RoutedChunk], set[int]] = {}
         self.parts: dict[tuple[int, RoutedChunk], list[int]] = {}
-        for (rank, chunk), gate in self.gate.items():
+        for (rank, chunk), gate in needs.gate.items():
             self.waits.setdefault((gate, chunk), set()).add(rank)
             if rank != gate:
                 self.parts.setdefault((gate, chunk), []).append(rank)
 
     def finished(self, rank: int, chunk: RoutedChunk) -> None:
         """Take note that a rank's partial result of a chunk is done."""
-        gate = self.gate.get((rank, chunk), rank)
+        gate, on_kv = self.needs.gate.get((rank, chunk), rank), chunk[0]
         if gate != rank:
-            self.errands.relay(rank, gate, *chunk)
+            self.errands.relay(rank, gate, on_kv, self.needs.own(rank, chunk))
         waits = self.waits.get((gate, chunk), set())
         waits.discard(rank)
         if waits:
             return
-        self.errands.fold(gate, sorted(self.parts.get((gate, chunk), ())), *chunk)
-        on_kv, number = chunk
+        for src in sorted(self.parts.get((gate, chunk), ())):
+            self.errands.fold(gate, src, on_kv, self.needs.own(src, chunk))
         back = self.errands.return_columns if on_kv else self.errands.return_rows
-        back(gate, self.owner[chunk], (number,))
+        back(gate, self.owner[chunk], self.needs.through(gate, chunk))
 
 
 class _Work:

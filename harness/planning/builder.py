@@ -4,7 +4,7 @@ A strategy says who holds what, and then tiles, sends and finishes. The builder 
 what the pattern needs, derives the edges from the one readiness rule, and numbers the tasks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -29,6 +29,7 @@ from harness.plan.tasks import (
     Transfer,
     ordered,
 )
+from harness.planning.need import Cut, cut_at_need
 
 KV = (Tensor.K, Tensor.V)
 OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
@@ -54,6 +55,16 @@ class PlanBuilder:
         queries: Who owns which query tokens.
         keys: Who owns which key tokens; equal to `queries` for self-attention.
         prune: Leave out transfers that the pattern makes useless.
+        cut: Which of the tokens move, and are cut where need ends if transfers are pruned.
+        groups: Per rank, the group that holds its tokens together; None = every rank its own.
+        align: Tokens that cuts are rounded to, so that more than the need moves.
+
+    Attributes:
+        queries: Who owns which parts of the query chunks, after the cuts.
+        keys: The same, of the key chunks.
+        parts_q: Per query chunk that was given, its parts.
+        parts_kv: The same, of key chunks.
+        given_keys: Who owns which key chunks, before the cuts.
     """
 
     def __init__(
@@ -65,14 +76,22 @@ class PlanBuilder:
         keys: Sharding,
         *,
         prune: bool = True,
+        cut: Cut = Cut.KEYS,
+        groups: Sequence[int] | None = None,
+        align: int = 1,
     ) -> None:
         self.problem = problem
         self.strategy = strategy
         self.direction = direction
-        self.queries = queries
-        self.keys = keys
         self.prune = prune
-        areas = problem.pattern.areas(queries.chunks, keys.chunks)
+        together = range(problem.cp) if groups is None else groups
+        parts_q, parts_kv = cut_at_need(
+            problem.pattern, queries, keys, cut if prune else Cut.WHOLE, together, align
+        )
+        self.queries, self.parts_q = parts_q.sharding, parts_q.of
+        self.keys, self.parts_kv = parts_kv.sharding, parts_kv.of
+        self.given_keys = keys
+        areas = problem.pattern.areas(self.queries.chunks, self.keys.chunks)
         self._area: list[list[int]] = areas.tolist()
         # Per query chunk, the bit set of the key chunks that it attends.
         self._row = [sum(1 << j for j, area in enumerate(row) if area) for row in self._area]

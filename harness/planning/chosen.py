@@ -77,7 +77,7 @@ class Chosen:
         A problem with a model width is a layer: where the strategy plans attention alone, its
         projections are planned around it.
         """
-        context = context or Context()
+        context = self._told(context)
         layer = problem.hidden is not None
         problem = self._asked(problem)
         if self._has_layer_options and not layer:
@@ -92,6 +92,11 @@ class Chosen:
             if direction is Direction.FORWARD:
                 return self._forward(problem, context)
             return self._backward(problem, context)
+
+    def _told(self, context: Context | None) -> Context:
+        """The context, with what the options say of it."""
+        context, align = context or Context(), self.common.align
+        return context if context.align == align else replace(context, align=align)
 
     def _asked(self, problem: Problem) -> Problem:
         """The problem, with what the options say of it."""

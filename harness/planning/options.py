@@ -119,6 +119,7 @@ class Common:
         offload: A layer's saved tensors rest on the host.
         sum_gradients: A layer's weight gradients are summed over ranks.
         round_sent: Partial dq, dk and dv are sent in the problem's dtype.
+        align: Tokens that what is sent of a chunk is rounded up to.
     """
 
     checkpoint: Checkpoint = option(
@@ -129,9 +130,10 @@ class Common:
     round_sent: bool = option(
         False, "send partial gradients in the dtype of q, not in accumulator precision"
     )
+    align: int = option(1, "round what is sent of a chunk up to so many tokens; 1: just its need")
 
 
-COMMON_OPTIONS = ("round_sent",)
+COMMON_OPTIONS = ("round_sent", "align")
 """Options of `Common` that apply at either scope."""
 
 LAYER_OPTIONS = ("checkpoint", "offload", "sum_gradients")

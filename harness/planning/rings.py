@@ -166,7 +166,11 @@ def rings_attention(b: PlanBuilder, rings: Iterable[Ring]) -> None:
 def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[RingSeat, ...]:
     """Seat every rank with its queries and, of each `parts` of its key chunks, the `part`-th."""
     return tuple(
-        RingSeat(b.queries.owned[rank], b.keys.owned[rank][part::parts], b.problem.all_heads)
+        RingSeat(
+            b.queries.owned[rank],
+            tuple(p for c in b.given_keys.owned[rank][part::parts] for p in b.parts_kv[c]),
+            b.problem.all_heads,
+        )
         for rank in range(b.problem.cp)
     )
 

@@ -33,11 +33,13 @@ class Context:
         cluster: What the plan is made for, for planners that time their choices; None leaves it
             to them.
         evaluate: Simulated seconds of a plan, for planners that search.
+        align: Tokens that transfers are rounded up to where a chunk is cut.
         others: Plans of another strategy, by its name, for planners that may fall back on one.
         rivals: cp -> the names for `others`, with options, that are worth a try on so many ranks.
     """
 
     gpus_per_node: int = 8
+    align: int = 1
     cluster: Cluster | None = None
     evaluate: Callable[[Plan], float] | None = None
     others: Callable[[str, Problem, Direction], Plan] | None = None

@@ -185,7 +185,7 @@ def test_areas_do_not_depend_on_how_the_work_is_cut(
     pattern = make_pattern("streaming:blocks=6", 61)
     qs, ks = [range(0, 23), range(23, 61), range(5, 5)], [range(i, 61, 4) for i in range(4)]
     expected = [[pattern.area(q, k) for k in ks] for q in qs]
-    monkeypatch.setattr(areas, "_CELLS", cells)
+    monkeypatch.setattr(areas, "BAND_CELLS", cells)
     monkeypatch.setattr(areas, "_TRIPLES", triples)
 
     assert pattern.areas(qs, ks).tolist() == expected

@@ -34,6 +34,7 @@ from harness.plan.tasks import (
     Tensor,
     from_rank,
 )
+from harness.planning.layers.cut_alike import cut_alike
 
 WEIGHTS = (Tensor.W_Q, Tensor.W_K, Tensor.W_V, Tensor.W_O)
 WEIGHT_GRADS = (Tensor.DW_Q_PART, Tensor.DW_K_PART, Tensor.DW_V_PART, Tensor.DW_O_PART)
@@ -137,11 +138,10 @@ def as_layer(plan: Plan) -> Plan:
     """Plan the layer around a plan of attention.
 
     Raises:
-        UnsupportedError: Its queries and keys are not the same tokens, or not cut and owned alike.
+        UnsupportedError: Its queries and keys are not the same tokens, or not owned alike.
     """
     check_layer(plan.problem, plan.strategy)
-    if plan.q_chunks != plan.kv_chunks:
-        raise UnsupportedError(f"{plan.strategy}: a layer's queries and keys must be cut alike")
+    plan = cut_alike(plan)
     around = _Forward(plan) if plan.direction is Direction.FORWARD else _Backward(plan)
     initial = tuple(around.initial())
     tasks = (*around.before(), *plan.tasks, *around.after())
