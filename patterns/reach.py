@@ -54,7 +54,7 @@ def _hits(start: Ints, stop: Ints, chunks: Sequence[Chunk]) -> Hits:
     batch = max(BAND_CELLS // max(len(chunks), 1), 1)
     parts = [
         hits_of(start[at : at + batch], stop[at : at + batch], chunks, at)
-        for at in range(0, len(start), batch)
+        for at in range(0, max(len(start), 1), batch)
     ]
     return Hits(*(np.concatenate(columns) for columns in zip(*map(_columns, parts), strict=True)))
 

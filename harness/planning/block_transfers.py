@@ -50,12 +50,17 @@ class Errands:
             make_delta(b, rank)
 
     def attend(self, rank: int, q: Chunks, kv: Chunks, versions: tuple[int, int] = (0, 0)) -> None:
-        """Attend query chunks to key chunks on a rank, from copies of these versions."""
+        """Attend query chunks to those key chunks that they need, from copies of these versions."""
+        kv = self.b.needed_kv(q, kv)
+        q = self.b.needed_q(q, kv)
+        if q:
+            self.attend_all(rank, q, kv, versions)
+
+    def attend_all(
+        self, rank: int, q: Chunks, kv: Chunks, versions: tuple[int, int] = (0, 0)
+    ) -> None:
+        """As `attend`, with chunks that are not needed as well."""
         b, heads = self.b, self.b.problem.all_heads
-        kv = b.needed_kv(q, kv)
-        q = b.needed_q(q, kv)
-        if not q:
-            return
         reads = [(Tensor.Q, q), *((tensor, kv) for tensor in KV), *((t, q) for t in self.row[1:])]
         writes = [(tensor, q) for tensor in self.row_parts]
         if b.direction is Direction.BACKWARD:
@@ -184,7 +189,7 @@ def plan_allocation(
     *,
     delta: bool = True,
     gpus_per_node: int | None = None,
-    cut: Cut = Cut.BLOCKS,
+    cut: Cut = Cut.WHOLE,
     align: int = 1,
 ) -> Plan:
     """Plan an allocation, one tile per block, in an order that a first-in-first-out stream can run.
@@ -203,8 +208,8 @@ def plan_allocation(
             row leaves its owner, nothing is shipped and kernels take out.
         gpus_per_node: Cross to another node once per chunk, between GPUs of equal number, and go on
             inside it; divides cp. None sends straight to every rank.
-        cut: `Cut.KEYS` where every block is computed by the owner of its queries, in both
-            directions. Chunks are cut alike in both, whoever computes what.
+        cut: `Cut.BLOCKS` moves just what is needed, `Cut.KEYS` where every block is computed by
+            the owner of its queries, in both directions: chunks are cut alike in both.
         align: Tokens that what is sent of a chunk is rounded up to.
 
     Raises:
@@ -228,7 +233,7 @@ def plan_allocation(
         bring(src, dst, needs.through(dst, chunk))
     homecoming = _Homecoming(errands, work, needs)
     for rank, (i, j) in work.order():
-        errands.attend(rank, b.parts_q[i], b.parts_kv[j])
+        errands.attend_all(rank, needs.there(rank, (False, i)), needs.there(rank, (True, j)))
         if work.last_of_row[rank, i] == j:
             homecoming.finished(rank, (False, i))
         if work.last_of_column[rank, j] == i and direction is Direction.BACKWARD:
@@ -241,6 +246,7 @@ class _Needs:
 
     def __init__(self, b: PlanBuilder, work: "_Work") -> None:
         self.gate = gateways(work.makers, work.owner, work.gpus_per_node)
+        self._owner, self._parts = work.owner, (b.parts_q, b.parts_kv)
         self._own: dict[tuple[int, RoutedChunk], Chunks] = {}
         self._through: dict[tuple[int, RoutedChunk], Chunks] = {}
         for rank, blocks in enumerate(work.blocks):
@@ -260,6 +266,16 @@ class _Needs:
 
     def own(self, rank: int, chunk: RoutedChunk) -> Chunks:
         """Parts of a chunk that a rank computes with."""
+        return self._own[rank, chunk]
+
+    def there(self, rank: int, chunk: RoutedChunk) -> Chunks:
+        """Parts of a chunk that a rank has to compute with.
+
+        All of them where it owns the chunk, and else all that any of its blocks needs: so blocks of
+        one chunk have the same parts, and can be fused.
+        """
+        if self._owner[chunk] == rank:
+            return self._parts[chunk[0]][chunk[1]]
         return self._own[rank, chunk]
 
     def through(self, rank: int, chunk: RoutedChunk) -> Chunks:

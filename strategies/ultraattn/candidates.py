@@ -188,7 +188,15 @@ def _timed(
 ) -> Trial:
     """Return the plan of an allocation, and its approximate time."""
     gpus = planning.shape.gpus
-    plan = plan_allocation(planning.problem, NAME, direction, allocation, gpus_per_node=gpus)
+    plan = plan_allocation(
+        planning.problem,
+        NAME,
+        direction,
+        allocation,
+        gpus_per_node=gpus,
+        cut=planning.cut,
+        align=planning.align,
+    )
     return Trial(order=order, plan=plan, seconds=_quick_s(planning, plan), tiling=tiling)
 
 
@@ -215,7 +223,10 @@ def _block_s(
     part = replace(planning.problem, pattern=pattern, cp=gpus)
     queries, keys = (_side_by_side([len(piece) for piece in side], gpus) for side in (row, column))
     allocation = Allocation(queries=queries, keys=keys, cells=found.cells)
-    return seconds_of(planning.machine, plan_allocation(part, "block", direction, allocation))
+    plan = plan_allocation(
+        part, "block", direction, allocation, cut=planning.cut, align=planning.align
+    )
+    return seconds_of(planning.machine, plan)
 
 
 def _side_by_side(lengths: Sequence[int], gpus: int) -> Sharding:

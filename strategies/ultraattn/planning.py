@@ -8,6 +8,7 @@ from harness.cluster.machine import Cluster
 from harness.plan.plan import Plan
 from harness.plan.problem import Problem
 from harness.planning.levels import Level
+from harness.planning.need import Cut
 from harness.planning.planned_for import machine_of
 from harness.planning.strategy import Context
 from strategies.ultraattn.layout import Layout, layouts, nodes_and_gpus, own_layout
@@ -49,6 +50,7 @@ class Planning:
         machine: The cluster, with as many nodes as the ranks need.
         shape: Its nodes and GPUs that take part.
         public_layout: The one layout of the public code.
+        align: Tokens that what is sent of a chunk is rounded up to.
         judge: Present where the cluster is calibrated and the caller can simulate.
         cache: Tilings that were solved before.
     """
@@ -58,8 +60,14 @@ class Planning:
     machine: Cluster
     shape: Nodes
     public_layout: Layout
+    align: int = 1
     judge: Judge | None = None
     cache: Cache = field(default_factory=lambda: Cache(cache_folder() / "tiles"))
+
+    @property
+    def cut(self) -> Cut:
+        """What is cut to what is needed: the public code moves whole chunks."""
+        return Cut.WHOLE if self.mode.published else Cut.BLOCKS
 
     @property
     def remaps(self) -> bool:
@@ -95,6 +103,7 @@ def planning_of(problem: Problem, mode: PlanningMode, context: Context) -> Plann
         machine=machine,
         shape=Nodes(nodes=nodes, gpus=gpus),
         public_layout=own_layout(problem, nodes, gpus, remap=Level.REMAP in mode.levels),
+        align=context.align,
         judge=judge and _once(judge),
     )
 

@@ -167,6 +167,7 @@ def _both(problem: Problem, mode: PlanningMode, context: Context, candidates: bo
         gpus_per_node=context.gpus_per_node,
         cluster=context.cluster,
         candidates=compared,
+        **({} if context.align == 1 else {"align": context.align}),
     )
 
     def read(both: Kept) -> Plans:

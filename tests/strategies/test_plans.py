@@ -80,8 +80,8 @@ Owners = tuple[tuple[tuple[int, ...], ...], ...]
 def owners(name: str, problem: Problem, forward: Plan) -> Owners:
     """Per rank, the query chunks and the key chunks that it owns."""
     if name in PLACEMENTS or name == "usp":
-        lengths = (problem.seqlen_q, problem.seqlen_kv)
-        return tuple(sharding(name, problem, seqlen).owned for seqlen in lengths)
+        tables = (forward.q_chunks, problem.seqlen_q), (forward.kv_chunks, problem.seqlen_kv)
+        return tuple(_parts_of(sharding(name, problem, length), table) for table, length in tables)
     held = {
         tensor: [
             [
@@ -95,6 +95,25 @@ def owners(name: str, problem: Problem, forward: Plan) -> Owners:
         for tensor in (Tensor.Q, Tensor.K)
     }
     return tuple(tuple(tuple(sorted(own)) for own in held[t]) for t in (Tensor.Q, Tensor.K))
+
+
+def _parts_of(placed: Sharding, table: tuple[range, ...]) -> tuple[tuple[int, ...], ...]:
+    """Per rank, the chunks of a plan that make up its chunks, each of them whole."""
+    owner = {
+        at: (rank, c)
+        for rank, own in enumerate(placed.owned)
+        for c in own
+        for at in placed.chunks[c]
+    }
+    of: dict[tuple[int, int], list[int]] = {}
+    for number, chunk in enumerate(table):
+        if chunk:
+            (where,) = {owner[at] for at in chunk}  # no part lies in two chunks
+            of.setdefault(where, []).append(number)
+    return tuple(
+        tuple(part for c in own for part in of.get((rank, c), ()))
+        for rank, own in enumerate(placed.owned)
+    )
 
 
 def plans(name: str, problem: Problem) -> list[Plan]:

@@ -1,4 +1,4 @@
-"""A plan of attention whose queries and keys are cut at the same places, as a layer's tokens are."""
+"""A plan of attention with queries and keys cut at the same places, as a layer's tokens are."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

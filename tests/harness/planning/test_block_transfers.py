@@ -14,10 +14,12 @@ from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, Delta, Tensor, Tile, Transfer, legs_of
 from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
+from harness.planning.need import Cut
 from harness.planning.routes import gateways, routes
 from harness.verify.proof import verify
 from patterns import make_pattern
 from tests.harness.numeric import table_pattern, wrong
+from tests.harness.unused import unused
 
 HEADS = ((6, 2), (5, 5), (3, 1), (1, 1))
 
@@ -69,26 +71,34 @@ def both(
     *,
     delta: bool = True,
     gpus_per_node: int | None = None,
+    cut: Cut = Cut.WHOLE,
 ) -> list[Plan]:
     return [
         plan_allocation(
-            problem, "by hand", direction, allocation, delta=delta, gpus_per_node=gpus_per_node
+            problem,
+            "by hand",
+            direction,
+            allocation,
+            delta=delta,
+            gpus_per_node=gpus_per_node,
+            cut=cut,
         )
         for direction in Direction
     ]
 
 
-@given(cases(), st.booleans(), st.integers(1, 8))
+@given(cases(), st.booleans(), st.integers(1, 8), st.sampled_from((Cut.WHOLE, Cut.BLOCKS)))
 @settings(max_examples=90)
 def test_any_allocation_of_any_table_is_proved_and_right(
-    case: tuple[Problem, Allocation], delta: bool, nodes: int
+    case: tuple[Problem, Allocation], delta: bool, nodes: int, cut: Cut
 ) -> None:
     problem, allocation = case
     per_node = problem.cp // nodes if problem.cp % nodes == 0 else None
-    plans = both(problem, allocation, delta=delta, gpus_per_node=per_node)
+    plans = both(problem, allocation, delta=delta, gpus_per_node=per_node, cut=cut)
     owners = allocation.queries.owned, allocation.keys.owned
     for plan in plans:
-        verify(plan, owners)
+        verify(plan, owners if cut is Cut.WHOLE else None)
+        assert cut is Cut.WHOLE or not unused(plan)
     assert not wrong(*plans)
 
 
