@@ -285,6 +285,10 @@ def _volumes(table: Table, costs: Costs, *, layer: bool) -> None:
         if formula is not None:
             known = f"plan; closed form gives {_mib(formula)}"
         table.add_row(f"received, {name}", _mib(counted), known)
+    rounding = (costs.rounding_bytes, costs.rounding_bytes_backward)
+    if any(rounding):
+        more = " forward, ".join(f"{size / _MIB:.2f}" for size in rounding)
+        table.add_row("rounding adds", f"{more} backward, MiB", "all ranks: plans with align=1 too")
     if costs.closed_form is not None:
         table.add_row("closed form, forward", costs.closed_form, costs.closed_form_source)
         table.add_row("closed form, backward", costs.closed_form_backward, _LETTERS)

@@ -6,7 +6,7 @@ stands beside the count.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from harness.errors import UnsupportedError
 from harness.explain import volumes
@@ -32,6 +32,8 @@ class Costs:
     Attributes:
         volume_bytes: Received in the forward pass of one layer, counted in the plan.
         volume_bytes_backward: As above, backward.
+        rounding_bytes: Of what all ranks receive forward, what `align` adds to the need.
+        rounding_bytes_backward: As above, backward.
         closed_form_bytes: The same by formula; None where none is known (see
             `closed_forms`).
         closed_form_bytes_backward: As above, backward.
@@ -65,6 +67,8 @@ class Costs:
 
     volume_bytes: int
     volume_bytes_backward: int
+    rounding_bytes: int
+    rounding_bytes_backward: int
     closed_form_bytes: int | None
     closed_form_bytes_backward: int | None
     closed_form: str | None
@@ -218,9 +222,12 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
     counts = [held.bit_count() for held in heads]
     kv_counts = [problem.kv_heads(held).bit_count() for held in dict.fromkeys(heads)]
     block = _block_tokens(forward)
+    rounding = [_rounding_bytes(chosen, each, context) for each in (forward, backward)]
     return Costs(
         volume_bytes=max(volumes.received_bytes(forward)),
         volume_bytes_backward=max(volumes.received_bytes(backward)),
+        rounding_bytes=rounding[0],
+        rounding_bytes_backward=rounding[1],
         closed_form_bytes=by_form[0],
         closed_form_bytes_backward=by_form[1],
         closed_form=forms[0].formula if forms[0] else None,
@@ -250,6 +257,15 @@ def _costs(chosen: Chosen, programs: Sequence[Program], context: Context) -> Cos
         block_tokens=block,
         hiding=() if block is None else hidings(problem, heads, block),
     )
+
+
+def _rounding_bytes(chosen: Chosen, plan: Plan, context: Context) -> int:
+    """Bytes that all ranks receive because what is sent of a chunk is rounded up."""
+    if chosen.common.align == 1:
+        return 0
+    exact = replace(chosen, common=replace(chosen.common, align=1))
+    least = proved_once(exact, plan.problem, plan.direction, context).plan
+    return sum(volumes.received_bytes(plan)) - sum(volumes.received_bytes(least))
 
 
 def _tokens(plan: Plan) -> list[int]:
