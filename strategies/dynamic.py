@@ -84,7 +84,7 @@ def plan(
     """
     filled = resolve(problem, direction, options, context)
     groups = _groups(replace(problem, **USUAL), filled, context)
-    return _plan(problem, direction, options.inner, name, groups)
+    return _plan(problem, direction, options.inner, name, groups, context.align)
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
@@ -98,13 +98,18 @@ def resolve(problem: Problem, direction: Direction, options: Options, context: C
 
 
 def _plan(
-    problem: Problem, direction: Direction, inner: Inner, name: str, groups: Grouping
+    problem: Problem,
+    direction: Direction,
+    inner: Inner,
+    name: str,
+    groups: Grouping,
+    align: int = 1,
 ) -> Plan:
     if problem.seqlen_q == problem.seqlen_kv:
         queries = keys = deal_groups(groups, problem.cp)
     else:
         queries, keys = shard_both(problem, zigzag)
-    b = PlanBuilder(problem, name, direction, queries, keys)
+    b = PlanBuilder(problem, name, direction, queries, keys, align=align)
     if inner is Inner.ALLGATHER:
         gather_attention(b)
     elif queries is keys:

@@ -126,6 +126,10 @@ class PlanBuilder:
             wanted |= 1 << j
         return _among(q, [i for i in q if self._row[i] & wanted])
 
+    def key_parts(self, chunks: Iterable[int]) -> Chunks:
+        """The parts of key chunks that were given."""
+        return tuple([part for chunk in chunks for part in self.parts_kv[chunk]])
+
     def attended_kv(self, kv: Chunks) -> Chunks:
         """Those of the key chunks that some query attends."""
         return tuple([j for j in kv if self._attended >> j & 1])

@@ -168,7 +168,7 @@ def seats(b: PlanBuilder, part: int = 0, parts: int = 1) -> tuple[RingSeat, ...]
     return tuple(
         RingSeat(
             b.queries.owned[rank],
-            tuple(p for c in b.given_keys.owned[rank][part::parts] for p in b.parts_kv[c]),
+            b.key_parts(b.given_keys.owned[rank][part::parts]),
             b.problem.all_heads,
         )
         for rank in range(b.problem.cp)

@@ -100,7 +100,7 @@ def group_rings(b: PlanBuilder, grouping: Grouping) -> list[Ring]:
         else:
             rings.append(_ring(b, members, {rank: tuple(own) for rank, own in mine.items()}))
     heads = b.problem.all_heads
-    stay = tuple(RingSeat(tuple(own), tuple(own), heads) for own in map(sorted, alone))
+    stay = tuple(RingSeat(tuple(own), b.key_parts(own), heads) for own in map(sorted, alone))
     return [Ring(stay, 1, _itself, _from_itself), *rings]
 
 
@@ -135,7 +135,9 @@ def _ring(b: PlanBuilder, members: Members, mine: dict[int, Chunks]) -> Ring:
         return source(rank, 1), step - 1
 
     owned = [mine.get(rank, ()) for rank in range(b.problem.cp)]
-    return Ring(tuple(RingSeat(own, own, heads) for own in owned), size, source, came_from)
+    return Ring(
+        tuple(RingSeat(own, b.key_parts(own), heads) for own in owned), size, source, came_from
+    )
 
 
 def _itself(rank: int, step: int) -> int:
