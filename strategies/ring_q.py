@@ -71,16 +71,8 @@ def plan(
 ) -> Plan:
     """Plan a ring of all ranks; legal for every problem."""
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    b = PlanBuilder(
-        problem,
-        name,
-        direction,
-        queries,
-        keys,
-        prune=options.prune,
-        cut=Cut.BOTH,
-        align=context.align,
-    )
+    prune, align = options.prune, context.align
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=prune, cut=Cut.BOTH, align=align)
     ranks = range(problem.cp)
     for rank in ranks:
         hold_tokens(b, rank)

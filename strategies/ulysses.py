@@ -68,15 +68,9 @@ def plan(
             ),
         )
     queries, keys = shard_both(problem, contiguous)
+    one, align = (0,) * cp, context.align
     b = PlanBuilder(
-        problem,
-        name,
-        direction,
-        queries,
-        keys,
-        prune=options.prune,
-        groups=(0,) * problem.cp,
-        align=context.align,
+        problem, name, direction, queries, keys, prune=options.prune, groups=one, align=align
     )
     groups = HeadGroups((tuple(range(cp)),), balanced_heads(problem, cp))
     seats = seats_of(b, groups)

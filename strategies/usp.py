@@ -107,15 +107,9 @@ def plan(
 
     placed = deal_tokens(problem.pattern, r, options.placement, options.chunk)
     queries, keys = map(cut, placed)
+    on_ring, align = [axes(rank)[1] for rank in range(problem.cp)], context.align
     b = PlanBuilder(
-        problem,
-        name,
-        direction,
-        queries,
-        keys,
-        prune=options.prune,
-        groups=[axes(rank)[1] for rank in range(problem.cp)],
-        align=context.align,
+        problem, name, direction, queries, keys, prune=options.prune, groups=on_ring, align=align
     )
     if u == 1:  # nobody to trade heads with: a turn would only copy
         ring_attention(b, source, came_from)

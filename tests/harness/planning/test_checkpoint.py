@@ -308,7 +308,7 @@ def test_attention_alone_is_refused(name: str) -> None:
     [
         ("ring:checkpoint=all", "must be one of none, attention, layer"),
         ("ring:offload=1", "must be true or false"),
-        ("ring:keep=true", "as all do round_sent=, checkpoint=, offload=, sum_gradients="),
+        ("ring:keep=true", "as all do round_sent=, align=, checkpoint=, offload=, sum_gradients="),
     ],
 )
 def test_a_wrong_option_is_named(text: str, message: str) -> None:
