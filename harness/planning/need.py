@@ -78,7 +78,7 @@ def cut_at_need(
         groups: Per rank, the number of the group that holds its tokens together. What its members
             need of one another cuts nothing; tokens that no rank at all needs are cut off.
         align: Cuts are multiples of so many tokens from the start of a chunk, outwards, so that
-            at least what is needed is on one side.
+            at least what is needed is on one side. It doubles while cuts are too many.
     """
     if cut is Cut.WHOLE:
         return uncut(queries), uncut(keys)
@@ -92,6 +92,9 @@ def cut_at_need(
     needs = _edges(attending_queries(pattern, keys.chunks), of_columns, some)
     return _cut(queries, needs, _NO_PARTY if apart else of_rows, align), k
 
+
+_MOST_CUTS = 2048
+"""Of one sequence: where needs have more ends, as many blocks chosen at random do, `align` grows."""
 
 _ALL_TOGETHER, _NO_PARTY = -1, -2
 """Whose need: that of all ranks together, which ends in every group's chunks; nobody's."""
@@ -132,15 +135,19 @@ def _edges(runs: Runs, party: Ints, together: bool) -> _Edges:
 
 def _cut(sharding: Sharding, edges: _Edges, party: Ints | int, align: int) -> Parts:
     """Cut the chunks of a sharding at the ends of the needs of others than their own party."""
+    own = np.broadcast_to(party, len(sharding.chunks)).tolist()
+    pairs = list(zip(sharding.chunks, own, strict=True))
+    cuts = [_inside(chunk, edges, mine, align) for chunk, mine in pairs]
+    while sum(map(len, cuts)) > _MOST_CUTS:
+        align *= 2
+        cuts = [_inside(chunk, edges, mine, align) for chunk, mine in pairs]
+    if not any(cuts):
+        return uncut(sharding)
     chunks: list[range] = []
     of: list[Chunks] = []
-    own = np.broadcast_to(party, len(sharding.chunks)).tolist()
-    for chunk, mine in zip(sharding.chunks, own, strict=True):
-        bounds = [0, *_inside(chunk, edges, mine, align), len(chunk)]
-        of.append(tuple(range(len(chunks), len(chunks) + len(bounds) - 1)))
-        chunks += [chunk[a:b] for a, b in pairwise(bounds)]
-    if len(chunks) == len(sharding.chunks):
-        return uncut(sharding)
+    for chunk, inside in zip(sharding.chunks, cuts, strict=True):
+        of.append(tuple(range(len(chunks), len(chunks) + len(inside) + 1)))
+        chunks += [chunk[a:b] for a, b in pairwise((0, *inside, len(chunk)))]
     owned = tuple(tuple(part for c in mine for part in of[c]) for mine in sharding.owned)
     return Parts(Sharding(tuple(chunks), owned), tuple(of))
 

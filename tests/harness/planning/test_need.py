@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding, contiguous, zigzag
 from harness.plan.sizes import traffic
+from harness.planning import need
 from harness.planning.need import Cut, cut_at_need
 from harness.planning.strategy import Context
 from harness.verify.proof import verify
@@ -152,6 +153,16 @@ def test_cuts_are_rounded_outwards() -> None:
     assert exact == (range(17), range(17, 20), range(20, 40))
     assert rounded == (range(16), range(16, 20), range(20, 40))
     assert none == whole.chunks
+
+
+def test_needs_of_very_many_ends_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern, whole = make_pattern("random_topk:block=4,topk=3", 400), contiguous(400, 4)
+    monkeypatch.setattr(need, "_MOST_CUTS", 12)
+    _, rounded = cut_at_need(pattern, whole, whole, Cut.KEYS, range(4))
+    monkeypatch.undo()
+    _, exact = cut_at_need(pattern, whole, whole, Cut.KEYS, range(4))
+    assert 4 < len(rounded.sharding.chunks) <= 16 < len(exact.sharding.chunks)
+    assert {chunk.stop for chunk in whole.chunks} <= {c.stop for c in rounded.sharding.chunks}
 
 
 def test_full_and_causal_patterns_are_not_cut() -> None:
