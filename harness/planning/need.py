@@ -94,7 +94,7 @@ def cut_at_need(
 
 
 _MOST_CUTS = 2048
-"""Of one sequence: where needs have more ends, as many blocks chosen at random do, `align` grows."""
+"""Of one sequence: where needs have more ends, as with many random blocks, `align` grows."""
 
 _ALL_TOGETHER, _NO_PARTY = -1, -2
 """Whose need: that of all ranks together, which ends in every group's chunks; nobody's."""
