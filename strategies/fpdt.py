@@ -20,7 +20,7 @@ from harness.plan.sharding import Sharding, split
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.layers.chunked_layer import ChunkedLayer
 from harness.planning.layers.layer_verbs import only_layers
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import option
 from harness.planning.strategy import PLAIN, Checks, Context, Released, Strategy, Training
 
@@ -58,7 +58,7 @@ def plan(
         return Sharding(split(seqlen, parts * cp), owned)
 
     queries, keys = shard_both(problem, shard)
-    b = PlanBuilder(problem, name, direction, queries, keys, cut=Cut.WHOLE)
+    b = PlanBuilder(problem, name, direction, queries, keys, cut=NeedCut.WHOLE)
     return ChunkedLayer(b, parts).plan()
 
 

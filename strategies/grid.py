@@ -26,7 +26,7 @@ from harness.plan.tasks import GATHERED
 from harness.planning.block_assignment import RankGrid, rows_of, turned
 from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder, shard_both
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import option
 from harness.planning.strategy import Context, Strategy, nearest_rows
 
@@ -52,7 +52,7 @@ def plan(
         UnsupportedError: Y does not divide cp; the legal Y are listed.
     """
     queries, keys = shard_both(problem, contiguous)
-    b = PlanBuilder(problem, name, direction, queries, keys, cut=Cut.BOTH, align=context.align)
+    b = PlanBuilder(problem, name, direction, queries, keys, cut=NeedCut.BOTH, align=context.align)
     grid = RankGrid(b, rows_of("grid", options.rows, problem, direction))
     # Rows that leave their owner need delta there; with Y = cp none does.
     errands = Errands(b, delta=grid.x > 1)

@@ -25,7 +25,7 @@ from harness.plan.sharding import Placement
 from harness.planning.block_assignment import RankGrid, rows_of
 from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
 from harness.planning.strategy import Context, Strategy, nearest_rows, with_chunk
 
@@ -48,7 +48,7 @@ def plan(
         UnsupportedError: Y does not divide cp; the legal Y are listed.
     """
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    b = PlanBuilder(problem, name, direction, queries, keys, cut=Cut.BOTH, align=context.align)
+    b = PlanBuilder(problem, name, direction, queries, keys, cut=NeedCut.BOTH, align=context.align)
     grid = RankGrid(b, rows_of("mesh", options.rows, problem, direction))
     errands = Errands(b, delta=grid.x > 1)
     errands.start()

@@ -20,7 +20,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
 from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 
@@ -39,7 +39,9 @@ def plan(
     """Plan direct transfers of the needed keys; legal for every problem."""
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     allocation = row_owner(queries, keys)
-    return plan_allocation(problem, name, direction, allocation, cut=Cut.KEYS, align=context.align)
+    return plan_allocation(
+        problem, name, direction, allocation, cut=NeedCut.KEYS, align=context.align
+    )
 
 
 STRATEGY = Strategy(

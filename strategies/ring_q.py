@@ -26,7 +26,7 @@ from harness.plan.sharding import Placement
 from harness.planning.block_assignment import line_bytes
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option, option_choice
 from harness.planning.rings import Home, circulate, circulate_queries, cycle
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
@@ -72,7 +72,9 @@ def plan(
     """Plan a ring of all ranks; legal for every problem."""
     queries, keys = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
     prune, align = options.prune, context.align
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=prune, cut=Cut.BOTH, align=align)
+    b = PlanBuilder(
+        problem, name, direction, queries, keys, prune=prune, cut=NeedCut.BOTH, align=align
+    )
     ranks = range(problem.cp)
     for rank in ranks:
         hold_tokens(b, rank)

@@ -23,7 +23,7 @@ from harness.plan.sharding import Sharding, contiguous, subdivided, zigzag
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.layers.layer_verbs import only_layers
 from harness.planning.layers.staged_layer import StagedLayer, Stages, other_stages, stage_shape
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.options import PRUNE, option
 from harness.planning.strategy import Checks, Context, Strategy, Training, staged_loop
 
@@ -112,7 +112,7 @@ def plan(
         return contiguous(seqlen, cp) if ring == 1 else subdivided(zigzag(seqlen, ring), ranks)
 
     queries, keys = shard_both(problem, shard)
-    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune, cut=Cut.WHOLE)
+    b = PlanBuilder(problem, name, direction, queries, keys, prune=options.prune, cut=NeedCut.WHOLE)
     heads = head_stages(problem, ranks, u, in_order=options.in_order)
     stages = Stages(problem, tuple(stage * ring for stage in heads))
     saves, resend = options.save_gathered, options.resend

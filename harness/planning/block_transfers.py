@@ -16,7 +16,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.tasks import CollectiveKind, Leg, Piece, Place, Tensor, Tile, from_rank
 from harness.planning.block_assignment import Allocation
 from harness.planning.builder import KV, KV_GRADS, OUT_PARTS, Chunks, PlanBuilder
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.routes import Hop, RoutedChunk, gateways, routes
 from harness.planning.token_owners import Move, finish_tokens, hold_tokens, make_delta
 
@@ -189,7 +189,7 @@ def plan_allocation(
     *,
     delta: bool = True,
     gpus_per_node: int | None = None,
-    cut: Cut = Cut.WHOLE,
+    cut: NeedCut = NeedCut.WHOLE,
     align: int = 1,
 ) -> Plan:
     """Plan an allocation, one tile per block, in an order that a first-in-first-out stream can run.
@@ -208,7 +208,7 @@ def plan_allocation(
             row leaves its owner, nothing is shipped and kernels take out.
         gpus_per_node: Cross to another node once per chunk, between GPUs of equal number, and go on
             inside it; divides cp. None sends straight to every rank.
-        cut: `Cut.BLOCKS` moves just what is needed, `Cut.KEYS` where every block is computed by
+        cut: `NeedCut.BLOCKS` moves just what is needed, `NeedCut.KEYS` where every block is computed by
             the owner of its queries, in both directions: chunks are cut alike in both.
         align: Tokens that what is sent of a chunk is rounded up to.
 

@@ -29,7 +29,7 @@ from harness.plan.tasks import (
     Transfer,
     ordered,
 )
-from harness.planning.need import Cut, cut_at_need
+from harness.planning.need import NeedCut, cut_at_need
 
 KV = (Tensor.K, Tensor.V)
 OUT_PARTS = (Tensor.OUT_PART, Tensor.LSE_PART)
@@ -76,7 +76,7 @@ class PlanBuilder:
         keys: Sharding,
         *,
         prune: bool = True,
-        cut: Cut = Cut.KEYS,
+        cut: NeedCut = NeedCut.KEYS,
         groups: Sequence[int] | None = None,
         align: int = 1,
     ) -> None:
@@ -86,7 +86,7 @@ class PlanBuilder:
         self.prune = prune
         together = range(problem.cp) if groups is None else groups
         parts_q, parts_kv = cut_at_need(
-            problem.pattern, queries, keys, cut if prune else Cut.WHOLE, together, align
+            problem.pattern, queries, keys, cut if prune else NeedCut.WHOLE, together, align
         )
         self.queries, self.parts_q = parts_q.sharding, parts_q.of
         self.keys, self.parts_kv = parts_kv.sharding, parts_kv.of

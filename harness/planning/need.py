@@ -29,7 +29,7 @@ from patterns.reach import Runs, attended_keys, attending_queries, merged
 Chunks = tuple[int, ...]
 
 
-class Cut(StrEnum):
+class NeedCut(StrEnum):
     """Which tokens a strategy moves to ranks that need some of them, and so may cut.
 
     WHOLE: None. KEYS: Keys, and their gradients. BOTH: Queries and their results too. BLOCKS: Both,
@@ -64,11 +64,11 @@ def cut_at_need(
     pattern: Pattern,
     queries: Sharding,
     keys: Sharding,
-    cut: Cut,
+    cut: NeedCut,
     groups: Sequence[int],
     align: int = 1,
 ) -> tuple[Parts, Parts]:
-    """Cut queries and keys where some other group's need of them ends.
+    """NeedCut queries and keys where some other group's need of them ends.
 
     Args:
         pattern: Who attends whom.
@@ -80,14 +80,14 @@ def cut_at_need(
         align: Cuts are multiples of so many tokens from the start of a chunk, outwards, so that
             at least what is needed is on one side. It doubles while cuts are too many.
     """
-    if cut is Cut.WHOLE:
+    if cut is NeedCut.WHOLE:
         return uncut(queries), uncut(keys)
-    apart = cut is Cut.BLOCKS
+    apart = cut is NeedCut.BLOCKS
     of_rows, of_columns = (_parties(s, None if apart else groups) for s in (queries, keys))
     some = not apart and len(set(groups)) < len(groups)
     needs = _edges(attended_keys(pattern, queries.chunks), of_rows, some)
     k = _cut(keys, needs, _NO_PARTY if apart else of_columns, align)
-    if cut is Cut.KEYS:
+    if cut is NeedCut.KEYS:
         return uncut(queries), k
     needs = _edges(attending_queries(pattern, keys.chunks), of_columns, some)
     return _cut(queries, needs, _NO_PARTY if apart else of_rows, align), k
@@ -134,7 +134,7 @@ def _edges(runs: Runs, party: Ints, together: bool) -> _Edges:
 
 
 def _cut(sharding: Sharding, edges: _Edges, party: Ints | int, align: int) -> Parts:
-    """Cut the chunks of a sharding at the ends of the needs of others than their own party."""
+    """NeedCut the chunks of a sharding at the ends of the needs of others than their own party."""
     own = np.broadcast_to(party, len(sharding.chunks)).tolist()
     pairs = list(zip(sharding.chunks, own, strict=True))
     cuts = [_inside(chunk, edges, mine, align) for chunk, mine in pairs]

@@ -8,7 +8,7 @@ from harness.cluster.machine import Cluster
 from harness.plan.plan import Plan
 from harness.plan.problem import Problem
 from harness.planning.levels import Level
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.planned_for import machine_of
 from harness.planning.strategy import Context
 from strategies.ultraattn.layout import Layout, layouts, nodes_and_gpus, own_layout
@@ -65,9 +65,9 @@ class Planning:
     cache: Cache = field(default_factory=lambda: Cache(cache_folder() / "tiles"))
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> NeedCut:
         """What is cut to what is needed: the public code moves whole chunks."""
-        return Cut.WHOLE if self.mode.published else Cut.BLOCKS
+        return NeedCut.WHOLE if self.mode.published else NeedCut.BLOCKS
 
     @property
     def remaps(self) -> bool:

@@ -14,7 +14,7 @@ from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, Delta, Tensor, Tile, Transfer, legs_of
 from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
-from harness.planning.need import Cut
+from harness.planning.need import NeedCut
 from harness.planning.routes import gateways, routes
 from harness.verify.proof import verify
 from patterns import make_pattern
@@ -26,7 +26,7 @@ HEADS = ((6, 2), (5, 5), (3, 1), (1, 1))
 
 @st.composite
 def shardings(draw: st.DrawFn, seqlen: int, cp: int, parts: int) -> Sharding:
-    """Cut anywhere, also into nothing, and deal to anyone; some ranks may own nothing."""
+    """NeedCut anywhere, also into nothing, and deal to anyone; some ranks may own nothing."""
     cuts = sorted(draw(st.lists(st.integers(0, seqlen), min_size=parts - 1, max_size=parts - 1)))
     edges = [0, *cuts, seqlen]
     owners = draw(st.lists(st.integers(0, cp - 1), min_size=parts, max_size=parts))
@@ -71,7 +71,7 @@ def both(
     *,
     delta: bool = True,
     gpus_per_node: int | None = None,
-    cut: Cut = Cut.WHOLE,
+    cut: NeedCut = NeedCut.WHOLE,
 ) -> list[Plan]:
     return [
         plan_allocation(
@@ -87,18 +87,18 @@ def both(
     ]
 
 
-@given(cases(), st.booleans(), st.integers(1, 8), st.sampled_from((Cut.WHOLE, Cut.BLOCKS)))
+@given(cases(), st.booleans(), st.integers(1, 8), st.sampled_from((NeedCut.WHOLE, NeedCut.BLOCKS)))
 @settings(max_examples=90)
 def test_any_allocation_of_any_table_is_proved_and_right(
-    case: tuple[Problem, Allocation], delta: bool, nodes: int, cut: Cut
+    case: tuple[Problem, Allocation], delta: bool, nodes: int, cut: NeedCut
 ) -> None:
     problem, allocation = case
     per_node = problem.cp // nodes if problem.cp % nodes == 0 else None
     plans = both(problem, allocation, delta=delta, gpus_per_node=per_node, cut=cut)
     owners = allocation.queries.owned, allocation.keys.owned
     for plan in plans:
-        verify(plan, owners if cut is Cut.WHOLE else None)
-        assert cut is Cut.WHOLE or not unused(plan)
+        verify(plan, owners if cut is NeedCut.WHOLE else None)
+        assert cut is NeedCut.WHOLE or not unused(plan)
     assert not wrong(*plans)
 
 

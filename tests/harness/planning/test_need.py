@@ -12,7 +12,7 @@ from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding, contiguous, zigzag
 from harness.plan.sizes import traffic
 from harness.planning import need
-from harness.planning.need import Cut, cut_at_need
+from harness.planning.need import NeedCut, cut_at_need
 from harness.planning.strategy import Context
 from harness.verify.proof import verify
 from patterns import make_pattern
@@ -127,9 +127,9 @@ def test_no_rank_receives_what_it_neither_uses_nor_passes_on(name: str, text: st
         assert not unused(plan)
 
 
-@given(st.integers(1, 90), st.integers(1, 6), st.integers(1, 9), st.sampled_from(Cut))
+@given(st.integers(1, 90), st.integers(1, 6), st.integers(1, 9), st.sampled_from(NeedCut))
 def test_parts_make_up_the_chunks_of_the_same_owners(
-    seqlen: int, cp: int, align: int, cut: Cut
+    seqlen: int, cp: int, align: int, cut: NeedCut
 ) -> None:
     pattern = make_pattern("window:left=3", seqlen)
     for place in (contiguous, zigzag):
@@ -147,7 +147,7 @@ def test_parts_make_up_the_chunks_of_the_same_owners(
 def test_cuts_are_rounded_outwards() -> None:
     pattern, whole = make_pattern("window:left=3", 40), contiguous(40, 2)
     exact, rounded, none = (
-        cut_at_need(pattern, whole, whole, Cut.KEYS, (0, 1), align)[1].sharding.chunks
+        cut_at_need(pattern, whole, whole, NeedCut.KEYS, (0, 1), align)[1].sharding.chunks
         for align in (1, 8, 64)
     )
     assert exact == (range(17), range(17, 20), range(20, 40))
@@ -158,9 +158,9 @@ def test_cuts_are_rounded_outwards() -> None:
 def test_needs_of_very_many_ends_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern, whole = make_pattern("random_topk:block=4,topk=3", 400), contiguous(400, 4)
     monkeypatch.setattr(need, "_MOST_CUTS", 12)
-    _, rounded = cut_at_need(pattern, whole, whole, Cut.KEYS, range(4))
+    _, rounded = cut_at_need(pattern, whole, whole, NeedCut.KEYS, range(4))
     monkeypatch.undo()
-    _, exact = cut_at_need(pattern, whole, whole, Cut.KEYS, range(4))
+    _, exact = cut_at_need(pattern, whole, whole, NeedCut.KEYS, range(4))
     assert 4 < len(rounded.sharding.chunks) <= 16 < len(exact.sharding.chunks)
     assert {chunk.stop for chunk in whole.chunks} <= {c.stop for c in rounded.sharding.chunks}
 
