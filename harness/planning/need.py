@@ -68,7 +68,7 @@ def cut_at_need(
     groups: Sequence[int],
     align: int = 1,
 ) -> tuple[Parts, Parts]:
-    """NeedCut queries and keys where some other group's need of them ends.
+    """Cut queries and keys where some other group's need of them ends.
 
     Args:
         pattern: Who attends whom.
@@ -134,7 +134,7 @@ def _edges(runs: Runs, party: Ints, together: bool) -> _Edges:
 
 
 def _cut(sharding: Sharding, edges: _Edges, party: Ints | int, align: int) -> Parts:
-    """NeedCut the chunks of a sharding at the ends of the needs of others than their own party."""
+    """Cut the chunks of a sharding at the ends of the needs of others than their own party."""
     own = np.broadcast_to(party, len(sharding.chunks)).tolist()
     pairs = list(zip(sharding.chunks, own, strict=True))
     cuts = [_inside(chunk, edges, mine, align) for chunk, mine in pairs]
