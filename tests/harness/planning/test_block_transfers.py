@@ -26,7 +26,7 @@ HEADS = ((6, 2), (5, 5), (3, 1), (1, 1))
 
 @st.composite
 def shardings(draw: st.DrawFn, seqlen: int, cp: int, parts: int) -> Sharding:
-    """NeedCut anywhere, also into nothing, and deal to anyone; some ranks may own nothing."""
+    """Cut anywhere, also into nothing, and deal to anyone; some ranks may own nothing."""
     cuts = sorted(draw(st.lists(st.integers(0, seqlen), min_size=parts - 1, max_size=parts - 1)))
     edges = [0, *cuts, seqlen]
     owners = draw(st.lists(st.integers(0, cp - 1), min_size=parts, max_size=parts))
