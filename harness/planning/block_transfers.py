@@ -208,8 +208,8 @@ def plan_allocation(
             row leaves its owner, nothing is shipped and kernels take out.
         gpus_per_node: Cross to another node once per chunk, between GPUs of equal number, and go on
             inside it; divides cp. None sends straight to every rank.
-        cut: `NeedCut.BLOCKS` moves just what is needed, `NeedCut.KEYS` where every block is computed
-            by the owner of its queries, in both directions: chunks are cut alike in both.
+        cut: `NeedCut.BLOCKS` moves just what is needed, `NeedCut.KEYS` where every block is at the
+            owner of its queries, in both directions: chunks are cut alike in both.
         align: Tokens that what is sent of a chunk is rounded up to.
 
     Raises:
