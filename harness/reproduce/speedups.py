@@ -333,9 +333,11 @@ def _calibrated(name: str) -> Calibration:
 def _error(
     cell: TimedConfiguration, direction: Direction, fitted: Calibration, *, eager: bool
 ) -> float:
+    """The mean error of such plans; where none was measured on one node, of those between nodes."""
     nodes = -(-cell.cp // fitted.hardware.gpus_per_node)
-    kind = plan_class(eager=eager, nodes=nodes, backward=direction is Direction.BACKWARD)
-    return fitted.errors[kind]
+    backward = direction is Direction.BACKWARD
+    near, far = (plan_class(eager=eager, nodes=n, backward=backward) for n in (nodes, 2))
+    return fitted.errors[near] if near in fitted.errors else fitted.errors[far]
 
 
 def _as_run(

@@ -139,6 +139,15 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
     assert ours.error == share
 
 
+def test_where_no_plan_of_a_class_was_measured_on_one_node_the_error_is_that_between_nodes() -> None:
+    fitted = cluster("a800").fitted
+    assert fitted is not None
+    assert "graph_one_node_forward" not in fitted.errors
+    cell = replace(STAR, cluster="a800", cp=8)
+    found = module._error(cell, Direction.FORWARD, fitted, eager=False)
+    assert found == fitted.errors["graph_nodes_forward"]
+
+
 def test_full_attention_is_the_best_grid_that_was_run() -> None:
     cell = replace(STAR, cluster="a800", pattern="full", cp=16, seqlen=65536, heads=1)
     fitted = cluster("a800").fitted
