@@ -1,27 +1,42 @@
-"""Show each published figure beside the one computed here, with the error and a verdict."""
+"""Published figures of this field beside ours, each with a verdict.
+
+Without a source: all sources, with how many of their figures were reproduced, from the last whole
+run. With one: its figures, computed anew.
+"""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
-from itertools import groupby
-from statistics import median
+from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
+from harness.commands.claim_tables import show_claims, show_sources
 from harness.commands.speedups import measured_beside, show
-from harness.reproduce.figures import PAPERS, Figure, figures, tables
-from harness.reproduce.speedups import FigureFilter
-from harness.terminal.arguments import Help, Verbs, count, degree, example, listed, positive_number
-from harness.terminal.progress import Output
+from harness.records.store import FILE, ResultFile
+from harness.reproduce.claim_runs import pending_claims, run_claims
+from harness.reproduce.claims import (
+    Claim,
+    ClaimVerdict,
+    JudgedClaim,
+    claims_in,
+    published_file,
+    published_source,
+    source_names,
+)
+from harness.reproduce.kept_verdicts import claim_fields, counts_of, kept_claim, last_run
+from harness.reproduce.kinds import claims_of, judged_claim
+from harness.reproduce.speedups import FigureFilter, speedup_tables
+from harness.terminal.arguments import Help, Verbs, count, degree, example, listed, path, positive_number
+from harness.terminal.progress import Live, Output, say
 
-_SPEEDUPS = "ultraattn"
-_LARGE = 100
-"""From here on a figure is shown with fewer digits."""
+_SPEEDUPS = "speedups"
+"""Of a file: figures whose tables have a form of their own, and flags."""
 
 
 def register(verbs: Verbs, summary: str | None = None) -> None:
@@ -32,22 +47,32 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         description=__doc__,
         epilog=example(
             [
-                "reproduce upipe",
+                "reproduce",
                 "reproduce upipe --table memory --json",
                 "reproduce ultraattn --figure fig7 --cp 8",
                 "reproduce ultraattn --figure fig8 --cluster h100-hamming",
+                "reproduce --all -o results/claims",
             ]
         ),
         formatter_class=Help,
     )
     parser.add_argument(
-        "paper", choices=(*PAPERS, _SPEEDUPS), help="the paper whose figures to compute"
+        "source", nargs="?", choices=source_names(), help="whose figures to compute (default: list)"
     )
     parser.add_argument(
         "--table",
         "--figure",
         default="",
-        help="only tables or figures whose name contains this, e.g. memory, fig7",
+        help="only tables whose name or place in the source contains this, e.g. memory, fig7",
+    )
+    parser.add_argument(
+        "--kept", action="store_true", help="show the verdicts of the last whole run instead"
+    )
+    whole = parser.add_argument_group("everything")
+    whole.add_argument("--all", action="store_true", help="compute all figures of all sources")
+    whole.add_argument("-o", "--output", type=path, help="folder for the records of --all")
+    whole.add_argument(
+        "--resume", action="store_true", help="go on from the records in the folder of --all"
     )
     group = parser.add_argument_group(
         "ultraattn",
@@ -66,37 +91,116 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         type=positive_number,
         help="planner's search time per tiling, seconds (default: the planner's own)",
     )
-    group.add_argument("--jobs", type=count, help=f"plans to make at once ({cores()})")
+    parser.add_argument("--jobs", type=count, help=f"figures to compute at once ({cores()})")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute and judge; 1 if a figure is not as published."""
+    """List, or compute and judge; 1 if a figure of a source is not as published."""
     console = Output(markup=False, highlight=False)
-    if args.paper == _SPEEDUPS:
-        return _speedups(args, console)
-    if args.cp or args.cluster or args.seconds or args.jobs:
-        raise ValueError(
-            f"--cp, --cluster, --seconds and --jobs only apply to {_SPEEDUPS}; drop them"
-        )
-    found: list[Figure] = []
-    for _, group in groupby(figures(args.paper, args.table), key=lambda figure: figure.table):
-        rows = list(group)
-        found += rows
-        if not args.json:
-            _print(console, rows)
-    if not found:
-        names = "; ".join(table["name"] for table in tables(args.paper))
+    _refuse_idle(args)
+    if args.all:
+        return _everything(args, console)
+    if args.source is None:
+        return _list(args, console)
+    speedups = _SPEEDUPS in published_file(args.source)
+    claims = [] if _only_speedups(args) else _chosen(args, list(claims_in(args.source)))
+    if args.kept:
+        claims = _chosen(args, list(claims_of(args.source)))
+        judged = [kept_claim(c) or JudgedClaim(claim=c, ours=None) for c in claims]
+        return _print(args, console, judged)
+    wanted = speedups and _has_speedups(args)
+    if not claims and not wanted:
+        names = "; ".join(dict.fromkeys(claim.table for claim in claims_of(args.source)))
         raise ValueError(f"--table ({args.table}) matches no table; choose from {names}")
-    off = [figure for figure in found if figure.holds is False]
+    status = 0
+    if claims:
+        with Live("reproduce", len(claims)) as live:
+            judged = [_counted(claim, live) for claim in claims]
+        status = _print(args, console, judged)
+    return max(status, _speedups(args, console)) if wanted else status
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """Refuse flags that nothing would heed.
+
+    Raises:
+        ValueError: There is one.
+    """
+    own = args.source is not None and _SPEEDUPS in published_file(args.source)
+    if (args.cp or args.cluster or args.seconds) and not own:
+        named = ", ".join(name for name in source_names() if _SPEEDUPS in published_file(name))
+        raise ValueError(f"--cp, --cluster and --seconds only apply to {named}; drop them")
+    if args.all and (args.source or args.table or args.kept):
+        raise ValueError("--all computes everything; drop the source, --table and --kept")
+    if (args.output or args.resume) and not args.all:
+        raise ValueError("-o and --resume only apply with --all")
+    if args.all and not args.output:
+        raise ValueError("--all writes records; name their folder with -o")
+    if (args.table or args.kept) and not args.source:
+        raise ValueError(f"name a source: {', '.join(source_names())}")
+
+
+def _counted(claim: Claim, live: Live) -> JudgedClaim:
+    found = judged_claim(claim)
+    live.advance()
+    return found
+
+
+def _only_speedups(args: argparse.Namespace) -> bool:
+    return bool(args.cp or args.cluster or args.seconds)
+
+
+def _chosen(args: argparse.Namespace, claims: Sequence[Claim]) -> list[Claim]:
+    text = _plain_name(args.table)
+    return [c for c in claims if text in _plain_name(c.table) or text in _plain_name(c.where)]
+
+
+def _plain_name(text: str) -> str:
+    """A name as it is looked for: `Figure 5` as `fig5`."""
+    return re.sub(r"\s+", "", re.sub(r"figures?", "fig", text.lower()))
+
+
+def _has_speedups(args: argparse.Namespace) -> bool:
+    text = args.table
+    return _only_speedups(args) or any(
+        text in f"{table['figure']} {table['what']}" for table in speedup_tables()
+    )
+
+
+# One source ---------------------------------------------------------------------------------
+
+
+def _print(args: argparse.Namespace, console: Console, judged: Sequence[JudgedClaim]) -> int:
+    off = [each for each in judged if each.verdict is ClaimVerdict.NOT_REPRODUCED]
     if args.json:
-        fields = [{**asdict(f), "error": f.error, "holds": f.holds} for f in found]
-        sys.stdout.write(json_text(fields, indent=2) + "\n")
+        sys.stdout.write(json_text([_fields(each) for each in judged], indent=2) + "\n")
     else:
-        judged = [figure for figure in found if figure.holds is not None]
-        console.print(f"{len(judged) - len(off)} of {len(judged)} figures are as published")
+        show_claims(console, published_source(args.source), judged)
+        counts = counts_of(judged)
+        text = ", ".join(f"{counts[v.name.lower()]} {v.value}" for v in ClaimVerdict)
+        console.print(f"{counts['figures']} figures: {text}")
     return 1 if off else 0
+
+
+def _fields(judged: JudgedClaim) -> dict[str, object]:
+    claim = judged.claim
+    return {
+        "source": claim.source,
+        "table": claim.table,
+        "what": claim.what,
+        "unit": claim.unit,
+        "where": claim.where,
+        "read": claim.read,
+        **claim_fields(judged),
+        "tolerance": judged.tolerance,
+        "error": judged.error,
+        "reason": claim.reason,
+        "missing": claim.missing,
+        "why": claim.why,
+        "seen": claim.seen,
+    }
 
 
 def _speedups(args: argparse.Namespace, console: Console) -> int:
@@ -110,30 +214,47 @@ def _speedups(args: argparse.Namespace, console: Console) -> int:
     return 0 if all(each.holds for each in found) else 1
 
 
-def _print(console: Console, rows: Sequence[Figure]) -> None:
-    console.print(rows[0].table)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("")
-    for name in ("published", "ours", "error"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for row in rows:
-        verdict = {True: "ok", False: "OFF", None: "predicted"}[row.holds]
-        published = "" if row.published is None else _number(row.published)
-        error = "" if row.error is None else f"{row.error:+.1%}"
-        table.add_row(row.what, published, _number(row.ours), error, verdict)
-    console.print(table)
-    errors = [abs(row.error) for row in rows if row.error is not None]
-    at_most = f"at most {rows[0].tolerance:.0%} is ok" if rows[0].tolerance else "only equal is ok"
-    if errors:
-        at_most = f"median {median(errors):.1%}, worst {max(errors):.1%}; {at_most}"
-    console.print(f"{at_most}. Source: {rows[0].source}")
-    if rows[0].seen:
-        console.print(f"Not independent: {rows[0].seen}")
-    console.print()
+# All sources --------------------------------------------------------------------------------
 
 
-def _number(value: float) -> str:
-    if value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= _LARGE else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+def _list(args: argparse.Namespace, console: Console) -> int:
+    counts, stale = [], 0
+    for name in source_names():
+        claims = list(claims_of(name))
+        judged = [kept_claim(claim) or JudgedClaim(claim=claim, ours=None) for claim in claims]
+        stale += sum(bool(c.kind) and kept_claim(c) is None for c in claims)
+        counts.append({"source": name, **counts_of(judged)})
+    if args.json:
+        sys.stdout.write(json_text(counts, indent=2) + "\n")
+    else:
+        show_sources(console, counts, last_run(), stale)
+    return 0
+
+
+def _everything(args: argparse.Namespace, console: Console) -> int:
+    claims = [claim for name in source_names() for claim in claims_of(name)]
+    folder: Path = args.output
+    with ResultFile(folder / FILE) as results:
+        if results.count and not args.resume:
+            raise ValueError(
+                f"results folder ({folder}) has {results.count} records; give --resume to go on "
+                "from them, or name another"
+            )
+        todo = pending_claims(claims, results.scan())
+        say(f"reproduce: {len(todo)} of {len(claims)} figures are to be computed")
+        records = run_claims(todo, jobs=args.jobs or cores())
+        with Live("reproduce", len(todo)) as live, closing(records):
+            for piece in records:
+                results.append(*piece)
+                for _ in piece:
+                    live.advance()
+        found = {str(record["claim"]): record for record in results.scan()}
+    failed = [record for record in found.values() if record["status"] != "ok"]
+    if args.json:
+        sys.stdout.write(json_text(list(found.values()), indent=2) + "\n")
+    verdicts = [str(record["verdict"]) for record in found.values()]
+    for verdict in ClaimVerdict:
+        console.print(f"{verdicts.count(verdict.value)} {verdict.value}")
+    for record in failed:
+        say(f"{record['claim']}: {record['reason']}")
+    return 1 if failed else 0

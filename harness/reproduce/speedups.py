@@ -10,75 +10,27 @@ three of ours, over the same predictor:
     best       our planner's plan over the fastest other strategy, both in a captured graph
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
-from math import inf
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from harness.base.cache import cache_folder
 from harness.base.workers import spread
-from harness.cluster.calibration import Calibration, plan_class
-from harness.cluster.machine import Runtime
-from harness.cluster.presets import CLUSTERS, cluster
-from harness.errors import UnsupportedError
-from harness.plan.problem import Direction, Dtype
-from harness.prepare.scalable_plan_cache import structure_of
-from harness.records.config import Config, Where
-from harness.reproduce.published_runs import Case, predict_run
-from harness.simulate.calibrated import pricer
-from harness.simulate.job_costs import ULTRA
+from harness.plan.problem import Direction
+from harness.reproduce.claims import Claim, ClaimVerdict, Ours, published_file
+from harness.reproduce.speedup_times import (
+    TimedConfiguration,
+    Times,
+    calibrated_cluster,
+    times,
+    times_kept,
+)
 
+_SOURCE = "ultraattn"
 BOTH = "both"
 """Forward and backward, one after the other."""
-_RAN = {"ring": "ring-classic", "zigzag": "zigzag", "stripe": "stripe"}
-"""Baselines by their published names: the ring sends everything to everyone."""
-_HEAD_DIM = 128  # Source: UltraAttn (SC'25), Llama2-7B
-_RIVALS = ("ring", "zigzag", "stripe", "allgather", "ulysses", "usp")
-"""Strategies on equal ground beside the published baselines; those that can do the problem."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedConfiguration:
-    """A configuration that is timed once, in the directions that any figure asks for."""
-
-    cluster: str
-    pattern: str
-    cp: int
-    seqlen: int
-    heads: int
-    baselines: tuple[str, ...]
-    directions: tuple[Direction, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Predicted seconds of one cell in one direction.
-
-    Attributes:
-        baseline: The fastest of the baselines as they were run.
-        eager_s: Its time, as it was run: eager torch, everything sent.
-        graph_s: The fastest baseline in a captured graph.
-        rival: The fastest strategy but our planner in a captured graph.
-        best_s: Its time.
-        published_s: The published kind of plan, as its harness ran it.
-        ours_s: Our planner's plan in a captured graph, all merged.
-        error: How far a quotient of the first and the third may miss: the sum of the mean errors
-            of both kinds of run on this cluster.
-    """
-
-    baseline: str
-    eager_s: float
-    graph_s: float
-    rival: str
-    best_s: float
-    published_s: float
-    ours_s: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +94,14 @@ class Speedup:
         return abs(self.error) <= self.tolerance
 
     @property
+    def verdict(self) -> ClaimVerdict:
+        """How it stands, as a claim."""
+        if not self.holds:
+            return ClaimVerdict.NOT_REPRODUCED
+        least = (self.logged or self.published) * (1 - self.tolerance)
+        return ClaimVerdict.BASELINE_ONLY if self.best < least else ClaimVerdict.REPRODUCED
+
+    @property
     def runtime(self) -> float:
         """How much of the quotient is the baseline's runtime and not its plan."""
         return self.ultraattn / self.fair
@@ -166,9 +126,22 @@ class FigureFilter:
 
 def speedup_tables() -> Sequence[Mapping[str, Any]]:
     """Return the published tables, as they are in their file."""
-    text = (files("harness.reproduce") / "published" / "ultraattn.toml").read_text(encoding="utf-8")
-    found: Sequence[Mapping[str, Any]] = tomllib.loads(text)["table"]
+    found: Sequence[Mapping[str, Any]] = published_file(_SOURCE)["speedups"]
     return found
+
+
+def mean_speedup(setting: Mapping[str, Any]) -> float:
+    """Arithmetic mean of the published values of a `figure`, of some `patterns` and `heads`."""
+    values = [
+        value
+        for table in speedup_tables()
+        for row in table["rows"]
+        if table["figure"] == setting["figure"]
+        and row[0] in setting["patterns"]
+        and row[2] == setting.get("heads", row[2])
+        for value in row[4]
+    ]
+    return fmean(values)
 
 
 def timed_configurations(chosen: FigureFilter) -> list[TimedConfiguration]:
@@ -178,7 +151,7 @@ def timed_configurations(chosen: FigureFilter) -> list[TimedConfiguration]:
         ValueError: Nothing is chosen, or the cluster is not calibrated.
     """
     if chosen.cluster:
-        _calibrated(chosen.cluster)
+        calibrated_cluster(chosen.cluster)
     ways: dict[TimedConfiguration, set[Direction]] = {}
     for table, row, cp, _ in _entries(chosen):
         ways.setdefault(_cell(table, row, cp, chosen), set()).update(_directions(row[1]))
@@ -221,10 +194,8 @@ def speedups(
         cell = _cell(table, row, cp, chosen)
         own = [by_cell[cell][direction] for direction in _directions(row[1])]
         logged = dict(*row[5:])  # nothing follows where all times were measured
-        layers, rest = table.get("layers", 1), table.get("rest_ms", {})
-        rest_s = rest.get(str(cell.heads), 0.0) / 1e3
         eager_s, graph_s, best_s, published_s, ours_s = (
-            layers * sum(getattr(each, name) for each in own) + rest_s
+            _whole_s(table, cell.heads, [getattr(each, name) for each in own])
             for name in ("eager_s", "graph_s", "best_s", "published_s", "ours_s")
         )
         yield Speedup(
@@ -281,148 +252,52 @@ def _directions(text: str) -> tuple[Direction, ...]:
     return tuple(Direction) if text == BOTH else (Direction(text),)
 
 
-# Ours ---------------------------------------------------------------------------------------
+# Each as a claim ----------------------------------------------------------------------------
 
 
-def times(
-    cell: TimedConfiguration, *, seconds: float | None, folder: Path | None
-) -> tuple[TimedConfiguration, Mapping[Direction, Times]]:
-    """Plan and predict a cell.
-
-    Args:
-        cell: With its directions.
-        seconds: See `Chosen`.
-        folder: Where structures are kept; None keeps none.
-
-    Raises:
-        ValueError: The cluster is not calibrated.
-    """
-    fitted = _calibrated(cell.cluster)
-    budget = "" if seconds is None else f":seconds={seconds:g}"
-    found = {}
-    for direction in cell.directions:
-        eager = {name: _as_run(cell, name, direction, fitted) for name in cell.baselines}
-        fastest = min(eager, key=lambda name: eager[name])
-        graph = (_in_graph(cell, _RAN[name], direction, fitted, folder) for name in cell.baselines)
-        rivals = _rivals(cell, direction, fitted, folder)
-        rival = min(rivals, key=lambda name: rivals[name])
-        found[direction] = Times(
-            baseline=fastest,
-            eager_s=eager[fastest],
-            graph_s=min(graph),
-            rival=rival,
-            best_s=rivals[rival],
-            published_s=_published_s(cell, budget, direction, fitted, folder),
-            ours_s=_in_graph(cell, f"ultraattn{budget}", direction, fitted, folder),
-            error=sum(_error(cell, direction, fitted, eager=eager) for eager in (True, False)),
+def speedup_claims() -> Iterator[Claim]:
+    """Yield every published speed-up as a claim."""
+    file = published_file(_SOURCE)
+    for table, row, cp, published in _entries(FigureFilter()):
+        cell = _cell(table, row, cp, FigureFilter())
+        logged = dict(*row[5:]).get(str(cp))
+        heads = f"{cell.heads} head{'s' if cell.heads > 1 else ''}"
+        yield Claim(
+            source=_SOURCE,
+            table=f"{table['figure']}: {table['what']}",
+            what=f"{cell.pattern}, {row[1]}, {heads}, {cell.seqlen} tokens, {cp} GPUs",
+            published=logged or published,
+            unit="",
+            where=f"figure {table['figure'].removeprefix('fig')}",
+            read="as printed" if logged is None else f"from the logs; drawn as {published:g}",
+            tolerance=None,
+            absolute=False,
+            reason=file["reason"],
+            kind="speedup",
+            setting={"cell": cell, "directions": _directions(row[1]), "table": table},
+            missing="",
+            why="",
+            seen="",
         )
-    return cell, found
 
 
-def _calibrated(name: str) -> Calibration:
-    fitted = cluster(name).fitted
-    if fitted is None:
-        known = ", ".join(other for other, c in CLUSTERS.items() if c.fitted and c.fitted.errors)
-        raise ValueError(
-            f"cluster ({name}) must be calibrated: published times had costs that no datasheet "
-            f"has; choose from {known}"
-        )
-    return fitted
-
-
-def _error(
-    cell: TimedConfiguration, direction: Direction, fitted: Calibration, *, eager: bool
-) -> float:
-    """The mean error of such plans; where none was measured on one node, of those between nodes."""
-    nodes = -(-cell.cp // fitted.hardware.gpus_per_node)
-    backward = direction is Direction.BACKWARD
-    near, far = (plan_class(eager=eager, nodes=n, backward=backward) for n in (nodes, 2))
-    return fitted.errors[near] if near in fitted.errors else fitted.errors[far]
-
-
-def _as_run(
-    cell: TimedConfiguration, name: str, direction: Direction, fitted: Calibration, rows: int = 0
-) -> float:
-    """Time what the published harness ran under a name."""
-    width = min(fitted.hardware.gpus_per_node, cell.cp)
-    case = Case(
-        gpu="",
-        nodes=cell.cp // width,
-        gpus_per_node=width,
-        pattern=cell.pattern,
-        direction="fwd" if direction is Direction.FORWARD else "bwd",
-        strategy=name,
-        heads=cell.heads,
-        seqlen_q=cell.seqlen,
-        seqlen_kv=cell.seqlen,
-        rows=rows,
-        mode="normal",
-        measured_s=inf,
-        author_s=None,
+def speedup(setting: Mapping[str, Any]) -> Ours:
+    """The same quotient, predicted; on equal ground our planner over the fastest other strategy."""
+    table, cell = setting["table"], setting["cell"]
+    own = [times_kept(cell, direction) for direction in setting["directions"]]
+    eager_s, best_s, published_s, ours_s = (
+        _whole_s(table, cell.heads, [getattr(each, name) for each in own])
+        for name in ("eager_s", "best_s", "published_s", "ours_s")
     )
-    return predict_run(case, fitted)
-
-
-def _published_s(
-    cell: TimedConfiguration,
-    budget: str,
-    direction: Direction,
-    fitted: Calibration,
-    folder: Path | None,
-) -> float:
-    """Time the published kind of plan: the best grid for full attention, else what is solved."""
-    if cell.pattern == "full":
-        width = fitted.hardware.gpus_per_node
-        sides = cell.cp // width if cell.cp > width else cell.cp
-        grids = [rows for rows in range(1, sides + 1) if sides % rows == 0]
-        names = ["grid", *(["grid-fused"] if _fused(cell, direction, width) else [])]
-        return min(_as_run(cell, name, direction, fitted, rows) for rows in grids for name in names)
-    return _in_graph(cell, f"ultraattn-paper{budget}", direction, fitted, folder, published=True)
-
-
-def _fused(cell: TimedConfiguration, direction: Direction, width: int) -> bool:
-    """Whether fused grids were run: with many heads their memory was too large but for forward."""
-    return cell.heads == 1 or (cell.cp > width and direction is Direction.FORWARD)
-
-
-def _rivals(
-    cell: TimedConfiguration, direction: Direction, fitted: Calibration, folder: Path | None
-) -> Mapping[str, float]:
-    """Time the other strategies in a captured graph."""
-    found = {}
-    for name in _RIVALS:
-        with suppress(UnsupportedError):  # one head cannot be shared by ranks
-            found[name] = _in_graph(cell, name, direction, fitted, folder)
-    return found
-
-
-def _in_graph(
-    cell: TimedConfiguration,
-    name: str,
-    direction: Direction,
-    fitted: Calibration,
-    folder: Path | None,
-    *,
-    published: bool = False,
-) -> float:
-    """Time a strategy's plan in a captured graph; merging nothing, if as published."""
-    config = Config(
-        strategy=name,
-        pattern=cell.pattern,
-        cp=cell.cp,
-        seqlen_q=cell.seqlen,
-        seqlen_kv=cell.seqlen,
-        heads_q=cell.heads,
-        heads_kv=cell.heads,
-        head_dim=_HEAD_DIM,
-        dtype=Dtype.BFLOAT16,
-        direction=direction,
-        transport=Where.SIMULATED,
-        cluster=cell.cluster,
-        runtime=Runtime.GRAPH,
+    return Ours(
+        value=eager_s / published_s,
+        fair=best_s / ours_s,
+        rival=own[0].rival,
+        expected_error=max(each.error for each in own),
     )
-    made = structure_of(config, fitted, folder)
-    prices = pricer(config.problem, direction, fitted, eager=False)
-    if published:
-        prices.convention = ULTRA
-    return prices.seconds_of(made.shape)
+
+
+def _whole_s(table: Mapping[str, Any], heads: int, seconds: Sequence[float]) -> float:
+    """Attention of all layers, and the rest of an iteration."""
+    rest: float = table.get("rest_ms", {}).get(str(heads), 0.0) / 1e3
+    return float(table.get("layers", 1)) * sum(seconds) + rest

@@ -58,13 +58,13 @@ def said(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str]:
             "trace --strategy ring --timeout 120",
             "--timeout (120) only applies to a measured run; add --measured",
         ),
-        ("reproduce upipe --jobs 3", "--seconds and --jobs only apply to ultraattn"),
+        ("reproduce upipe --seconds 3", "--cluster and --seconds only apply to ultraattn"),
         ("check --repeat 3", "--repeat (3) only applies to real processes; add --transport gloo"),
         ("compare a b --threshold nan", "(nan) must be a positive number"),
         ("calibrate --check a.toml --cluster h800", "leave --from-logs and --cluster out"),
         ("calibrate -o no/such/folder/a.toml", "must be a file in a folder"),
         ("reproduce upipe --table nosuch", "choose from "),
-        ("reproduce ultraattn --figure nosuch", "there are fig"),
+        ("reproduce ultraattn --figure nosuch", "choose from mean speed-ups"),
     ],
 )
 def test_a_flag_that_nothing_heeds_is_a_wrong_call(

@@ -4,23 +4,22 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from harness.cluster.presets import cluster
 from harness.commands import reproduce as verb
 from harness.plan.problem import Direction
-from harness.reproduce import speedups as module
+from harness.reproduce import speedup_times as module
+from harness.reproduce.claims import FOLDER_OF_CLAIMS, ClaimVerdict, JudgedClaim, Ours
 from harness.reproduce.published_runs import case_of, predict_run
+from harness.reproduce.speedup_times import TimedConfiguration, Times, times
 from harness.reproduce.speedups import (
     FigureFilter,
-    TimedConfiguration,
-    Times,
+    speedup_claims,
     speedup_tables,
     speedups,
     timed_configurations,
-    times,
 )
 
 STAR = TimedConfiguration(
@@ -60,7 +59,8 @@ def test_every_published_value_is_there_once_and_has_its_source() -> None:
             assert set(*(map(int, each) for each in row[5:])) <= set(table["cp"])
             counts[table["figure"]] = counts.get(table["figure"], 0) + len(row[4])
     assert counts == {"fig7": 64, "fig8": 64, "fig9": 12, "fig6": 12}
-    text = (Path(module.__file__).parent / "published" / "ultraattn.toml").read_text()
+    text = (FOLDER_OF_CLAIMS / "ultraattn.toml").read_text(encoding="utf-8")
+    text = text[text.index("[[speedups]]") :]
     values = [line for line in text.splitlines() if line.startswith("    [")]
     assert len(values) == 48
     assert all("# Source: " in line for line in values)
@@ -117,6 +117,24 @@ def test_a_speedup_holds_within_the_errors_of_both_predictions() -> None:
     assert each.runtime == 2.0
 
 
+def test_a_speedup_over_the_baseline_alone_is_told_from_one_on_equal_ground() -> None:
+    chosen = FigureFilter(figure="fig9", cp=(4,))
+    known = {one: {Direction.FORWARD: TIMES} for one in timed_configurations(chosen)}
+    each = next(speedups(chosen, known))
+    assert (each.published, each.ours, each.best, each.tolerance) == (1.94, 2.0, 1.5, 0.25)
+    assert each.verdict is ClaimVerdict.REPRODUCED  # 1.5 is not below 1.94 less a quarter
+    assert replace(each, best=1.45).verdict is ClaimVerdict.BASELINE_ONLY
+    assert replace(each, ours=2.5).verdict is ClaimVerdict.NOT_REPRODUCED
+    (claim,) = [
+        claim
+        for claim in speedup_claims()
+        if claim.table.startswith("fig9")
+        and claim.what == "star, forward, 32 heads, 32768 tokens, 4 GPUs"
+    ]
+    ours = Ours(value=each.ours, fair=1.45, expected_error=each.tolerance)
+    assert JudgedClaim(claim=claim, ours=ours).verdict is ClaimVerdict.BASELINE_ONLY
+
+
 def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> None:
     _, found = times(STAR, seconds=0.05, folder=None)
     ours = found[Direction.FORWARD]
@@ -139,12 +157,13 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
     assert ours.error == share
 
 
-def test_where_no_plan_of_a_class_was_measured_on_one_node_the_error_is_that_between_nodes() -> None:
+def test_where_no_plan_of_a_class_was_measured_on_one_node_the_error_is_that_between_nodes() -> (
+    None
+):
     fitted = cluster("a800").fitted
     assert fitted is not None
     assert "graph_one_node_forward" not in fitted.errors
-    cell = replace(STAR, cluster="a800", cp=8)
-    found = module._error(cell, Direction.FORWARD, fitted, eager=False)
+    found = module.class_error(fitted, 8, Direction.FORWARD, eager=False)
     assert found == fitted.errors["graph_nodes_forward"]
 
 
@@ -176,8 +195,11 @@ def test_the_verb_shows_marks_and_gives_status_1_where_something_is_off(
     monkeypatch.setenv("COLUMNS", "80")
     assert call("--figure", "fig8", "--cp", "8") == 1
     printed = capsys.readouterr().out
-    assert "r0.69e" in printed  # drawn at random, and the baseline's runtime is half of ours
-    assert "xe" in printed
+    text = " ".join(printed.split())
+    assert "is 0.69, and off is against that" in text  # drawn at random in the figure
+    assert "taken as 16/15" in text
+    assert "eager runtime alone makes 1.5" in text
+    assert "not reproduced" in printed
     assert "speed-ups are as published" in printed
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -196,11 +218,3 @@ def test_what_is_not_published_or_not_calibrated_is_a_wrong_call() -> None:
         timed_configurations(FigureFilter(cluster="h100-8x8"))
     with pytest.raises(ValueError, match="is unknown"):
         timed_configurations(FigureFilter(cluster="b200"))
-
-
-def test_flags_of_speedups_are_refused_for_other_papers() -> None:
-    parser = argparse.ArgumentParser()
-    verb.register(parser.add_subparsers())
-    args = parser.parse_args(["reproduce", "upipe", "--cp", "8"])
-    with pytest.raises(ValueError, match="only apply to ultraattn"):
-        args.run(args)
