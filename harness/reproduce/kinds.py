@@ -79,7 +79,7 @@ KINDS: Mapping[str, ClaimKind] = {
     "mean_speedup": ClaimKind(speedups.mean_speedup, _FORMULA),
     "speedup": ClaimKind(speedups.speedup, _SIMULATED, quick=False),
     "least_units": ClaimKind(solved.least_units, _SOLVED, quick=False),
-    "milliseconds": ClaimKind(timed.milliseconds, _SIMULATED, quick=False),
+    "milliseconds": ClaimKind(timed.layer_milliseconds, _SIMULATED, quick=False),
     "rate": ClaimKind(timed.rate, _SIMULATED, quick=False),
     "per_second": ClaimKind(timed.per_second, _SIMULATED, quick=False),
     "share_of_one_gpu": ClaimKind(timed.share_of_one_gpu, _SIMULATED, quick=False),

@@ -112,7 +112,7 @@ def _run(config: Config, fitted: Calibration) -> float:
     return prices.seconds_of(made.shape)
 
 
-def milliseconds(setting: ClaimSetting) -> Ours:
+def layer_milliseconds(setting: ClaimSetting) -> Ours:
     """Time of attention of one layer, ms."""
     run = run_in(setting)
     return Ours(value=run.seconds * 1e3, expected_error=run.expected_error)
