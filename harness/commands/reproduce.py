@@ -16,7 +16,6 @@ from rich.console import Console
 
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
-from harness.commands.claim_tables import show_claims, show_sources
 from harness.commands.speedups import measured_beside, show
 from harness.records.store import FILE, ResultFile
 from harness.reproduce.claim_runs import pending_claims, run_claims
@@ -32,7 +31,17 @@ from harness.reproduce.claims import (
 from harness.reproduce.kept_verdicts import claim_fields, counts_of, kept_claim, last_run
 from harness.reproduce.kinds import claims_of, judged_claim
 from harness.reproduce.speedups import FigureFilter, speedup_tables
-from harness.terminal.arguments import Help, Verbs, count, degree, example, listed, path, positive_number
+from harness.terminal.arguments import (
+    Help,
+    Verbs,
+    count,
+    degree,
+    example,
+    listed,
+    path,
+    positive_number,
+)
+from harness.terminal.claim_tables import show_claims, show_sources
 from harness.terminal.progress import Live, Output, say
 
 _SPEEDUPS = "speedups"
