@@ -8,16 +8,17 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 
 | floor | folder      | what it holds                                                              |
 |-------|-------------|----------------------------------------------------------------------------|
-| 15    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
-| 14    | terminal    | what verbs share: arguments and their help, tables, progress               |
-| 13    | calibrate   | measure this machine and write a cluster file                              |
-| 12    | measure     | run cells on real ranks and time them                                      |
-| 12    | fit         | fit a calibration to tables of measurements                                |
+| 16    | commands    | one file per verb: parse, call, print (`cli` gathers them)                 |
+| 15    | terminal    | what verbs share: arguments and their help, tables, progress               |
+| 14    | calibrate   | measure this machine and write a cluster file                              |
+| 13    | attention   | context parallelism for a user's own model                                 |
+| 13    | measure     | run cells on real ranks and time them                                      |
+| 13    | fit         | fit a calibration to tables of measurements                                |
+| 12    | recommend   | which strategy for a problem on a cluster, and how sure that is            |
 | 11    | check       | is a strategy equal to the oracle? cells, the default grid, the runner     |
 | 11    | sweep       | suites of cells, and the simulation of those that are simulated            |
 | 11    | page        | results as one HTML page: answer, heat tables, charts, every cell          |
 | 11    | reproduce   | published figures beside ours                                              |
-| 10    | attention   | context parallelism for a user's own model                                 |
 | 10    | explain     | is a configuration supported? volumes, and the nearest supported ones      |
 | 10    | prepare     | what cells run and are priced by: plans of both directions, scalable plans |
 | 10    | report      | from records to tables and summaries                                       |

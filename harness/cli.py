@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
+from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
@@ -22,11 +23,13 @@ from harness.base.workers import Terminated, ended_by_signals
 from harness.errors import HarnessError, UnsupportedError
 from harness.ranks import launch, meeting
 from harness.terminal.progress import say, wrapped
+from patterns.outside import did_you_mean
 
 _PROGRAM = "python -m harness"
 _NOBODY = ""
 _COUNTING = ("check", "reproduce", "sweep")  # they say how far they are, over many plans
 _VERBS: Mapping[str, tuple[str, str]] = {
+    "recommend": ("recommend", "which strategy for a model, its data and a cluster; how sure"),
     "sweep": ("sweep", "compare strategies, simulated on a cluster and measured on this machine"),
     "check": ("check", "numerical equivalence to the float64 oracle, forward and backward"),
     "explain": ("explain", "is a configuration supported? what it moves, holds and balances"),
@@ -50,7 +53,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Report a wrong call, and where the flags are listed."""
         verb = self.prog.removeprefix(f"{_PROGRAM} ")
-        text = f"{verb}: {message}; `{self.prog} --help` shows the flags"
+        wrong = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
+        near = did_you_mean(wrong[1], _VERBS) if wrong else ""
+        text = f"{verb}: {message}{near}; `{self.prog} --help` shows the flags"
         self.exit(2, wrapped(text) + "\n")
 
 
@@ -76,6 +81,7 @@ def parser(*verbs: str) -> argparse.ArgumentParser:
         "strategy that cannot do the problem); 2 the call was wrong (an unknown name, values that "
         "contradict one another).",
     )
+    top.add_argument("--version", action="version", version=f"cpbench {version('cpbench')}")
     known = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (module, text) in _VERBS.items():
         if not verbs or name in verbs:
@@ -164,10 +170,19 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
     """Parse the command line; None if it has arguments that the verb does not know."""
     args, unknown = parser(words[0]).parse_known_args(words)
     if unknown:
-        text = f"{args.verb}: unknown arguments: {' '.join(unknown)}"
+        text = f"{args.verb}: unknown arguments: {' '.join(map(_with_hint(words[0]), unknown))}"
         _say(text + f"; `{_PROGRAM} {args.verb} --help` shows the flags")
         return None
     return args
+
+
+def _with_hint(verb: str) -> Callable[[str], str]:
+    """Add the most similar flag of a verb to one that is unknown."""
+    verbs = argparse.ArgumentParser(prog=_PROGRAM).add_subparsers()
+    module, text = _VERBS[verb]
+    import_module(f"harness.commands.{module}").register(verbs, text)
+    known = re.findall(r"--[a-z-]+", verbs.choices[verb].format_usage())
+    return lambda word: word + (did_you_mean(word, known) if word.startswith("--") else "")
 
 
 def _ended(args: argparse.Namespace, work: Callable[[], int]) -> int:

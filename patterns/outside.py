@@ -5,7 +5,8 @@ before it is asked for.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -74,6 +75,12 @@ def ways_out(known: Mapping[str, object], group: str) -> str:
         f"choose from {names}, or name one of a package whose folder is on PYTHONPATH: "
         "package.module:NAME"
     )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean NAME?)` with the most similar known name; empty if none is similar."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def sources(name: str, group: str) -> list[Path]:

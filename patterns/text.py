@@ -110,7 +110,8 @@ def kind_of(name: str) -> Kind:
         raise ValueError(f"pattern ({name}) {error}; {other}") from None
     if found is None:
         known = ", ".join([*PATTERNS, *outside.registered(outside.PATTERN_GROUP)])
-        raise ValueError(f"unknown pattern {name!r}; choose one of {known}")
+        near = outside.did_you_mean(name, PATTERNS)
+        raise ValueError(f"unknown pattern {name!r}{near}; choose one of {known}")
     return found
 
 

@@ -9,7 +9,7 @@ from harness.errors import UnsupportedError
 from harness.planning.chosen import Chosen
 from harness.planning.options import options_of
 from harness.planning.peers import is_peer
-from harness.planning.spelling import by_alias, choose
+from harness.planning.spelling import by_alias, choose, with_options
 from harness.planning.strategy import Strategy
 from patterns import outside
 
@@ -72,7 +72,8 @@ def strategy(text: str) -> Chosen:
             ("sweep --mode measure", "check"),
         )
     name, options = outside.split_name(text, {**EVERY_STRATEGY, **_ALIASES}, outside.STRATEGY_GROUP)
-    return choose(named(name), options, text)
+    _, meant = _ALIASES.get(name, (None, ""))
+    return choose(named(name), with_options(meant, options), text)
 
 
 def named(name: str) -> Strategy[Any]:
@@ -81,7 +82,9 @@ def named(name: str) -> Strategy[Any]:
     Raises:
         ValueError: The name is unknown, or what it names cannot be imported.
     """
-    ours = EVERY_STRATEGY.get(name) or _ALIASES.get(name)
+    ours = EVERY_STRATEGY.get(name)
+    if ours is None and name in _ALIASES:
+        ours, _ = _ALIASES[name]
     if ours is not None:
         return ours
     try:
@@ -91,15 +94,17 @@ def named(name: str) -> Strategy[Any]:
         raise ValueError(f"strategy ({name}) {error}; {other}") from None
     if found is None:
         known = ", ".join(sorted({**EVERY_STRATEGY, **outside.registered(outside.STRATEGY_GROUP)}))
-        raise ValueError(f"strategy ({name}) is unknown; choose from {known}")
+        near = outside.did_you_mean(name, {**EVERY_STRATEGY, **_ALIASES})
+        raise ValueError(f"strategy ({name}) is unknown{near}; choose from {known}")
     return replace(found, name=name)
 
 
 def comparable(cp: int, among: Mapping[str, Strategy[Any]] = STRATEGIES) -> tuple[str, ...]:
     """Spell strategies as they are worth comparing on some ranks: the one list of candidates.
 
-    First each with its defaults, then with the options that it asks to be compared with, then every
-    mesh of cp ranks with both axes longer than one: with shorter ones it is another strategy.
+    First each with its defaults, then with the options that it asks to be compared with, then with
+    every degree that divides cp, and every mesh of cp ranks: with axes of one rank or of all it is
+    another strategy.
 
     Args:
         cp: Ranks.
@@ -109,7 +114,32 @@ def comparable(cp: int, among: Mapping[str, Strategy[Any]] = STRATEGIES) -> tupl
     return (
         *among,
         *(f"{name}:{text}" for name, each in among.items() for text in each.compared),
+        *(
+            f"{name}:{each.degree}={d}"
+            for name, each in among.items()
+            if each.degree
+            for d in inner
+        ),
         *(f"{name}:{u}x{cp // u}" for name, each in among.items() if each.mesh for u in inner),
+    )
+
+
+SAVED = ("", "checkpoint=attention", "checkpoint=layer")
+"""What a layer saves for backward, as options are typed; first the default."""
+
+
+def comparable_layers(cp: int, among: Mapping[str, Strategy[Any]]) -> tuple[str, ...]:
+    """Spell candidates as `comparable` does, of whole layers: with all that a layer may save.
+
+    Each also rests what it saves on the host.
+    """
+    more = [
+        ",".join(filter(None, (saved, rest))) for saved in SAVED for rest in ("", "offload=true")
+    ]
+    return tuple(
+        f"{text}{',' if ':' in text else ':'}{options}" if options else text
+        for options in more
+        for text in comparable(cp, among)
     )
 
 

@@ -8,6 +8,7 @@ Tokens are contiguous unless a placement is given, as in `ring`: that is plaines
 a document's keys are then on few ranks. Llama 3 deals head-tail chunks: `placement=zigzag`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from harness.plan.dealing import deal_tokens
@@ -17,6 +18,7 @@ from harness.plan.sharding import Placement
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, ring_volume
 from harness.planning.collectives import gather_attention
+from harness.planning.frameworks import FrameworkSetting, megatron, packaged, torchtitan
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 
@@ -55,15 +57,30 @@ def volume(
     return ring_volume(_VOLUME, problem, direction, replace(options, prune=True), context)
 
 
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it."""
+    placement, causal = options.placement, problem.pattern.text != "full"
+    if placement is not Placement.CONTIGUOUS:
+        yield megatron(problem, "all_gather", placement, (1, problem.cp))
+    yield torchtitan(problem, "allgather", placement)
+    if placement is Placement.CONTIGUOUS and not (causal and options.prune):
+        call = f"llama3_flash_attn_varlen_func(causal={causal})"
+        yield packaged(problem, "ring-flash-attn/llama3", call)
+
+
 STRATEGY = Strategy(
     name="allgather",
     summary="gather the needed keys, attend once (Llama 3 with placement=zigzag)",
     paper="Llama 3 (arXiv:2407.21783, section 3.3.2)",
     plan=plan,
     defaults=Options(),
-    aliases=("llama3",),
+    aliases=("llama3:placement=zigzag",),
     resolve=with_chunk,
     volume=volume,
-    compared=("placement=zigzag",),
+    compared=(
+        *(f"placement={each}" for each in ("zigzag", "stripe", "balanced", "documents")),
+        "prune=false",
+    ),
+    settings=settings,
     checks=Checks(options=("placement=zigzag", "placement=documents")),
 )

@@ -96,5 +96,7 @@ STRATEGY = Strategy(
     resolve=resolve,
     volume=partial(ring_volume, _VOLUME),
     alternatives=partial(divisors_of_cp, "inner"),
+    compared=("placement=stripe", "placement=contiguous"),
+    degree="inner",
     checks=Checks(options=("inner=2", "placement=stripe")),
 )

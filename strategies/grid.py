@@ -124,4 +124,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     resolve=resolve,
     alternatives=nearest_rows,
+    compared=("fused=true",),
+    degree="rows",
 )

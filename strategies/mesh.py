@@ -120,4 +120,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     resolve=resolve,
     alternatives=nearest_rows,
+    compared=("placement=zigzag", "placement=contiguous"),
+    degree="rows",
 )

@@ -51,5 +51,6 @@ STRATEGY = Strategy(
     plan=plan,
     defaults=Options(),
     resolve=with_chunk,
+    compared=tuple(f"placement={each}" for each in ("zigzag", "balanced", "documents")),
     checks=Checks(options=("placement=ptrr,chunk=4",)),
 )

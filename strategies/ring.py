@@ -22,6 +22,7 @@ placements are options, `zigzag` and `stripe` also strategies of their own.
 `ring-classic` sends everything around the whole ring whether or not the pattern needs it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -32,6 +33,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement, cut_each
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import ring_volume
+from harness.planning.frameworks import FrameworkSetting, megatron, packaged, torchtitan
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, Ring, rings_attention, seats
 from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop, with_chunk
@@ -86,6 +88,21 @@ _VOLUME = (
 
 PAPER = "Liu et al., Ring Attention with Blockwise Transformers, arXiv:2310.01889, figure 2"
 
+
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it: they send everything, needed or not."""
+    if options.direction is not Way.RIGHT:
+        return
+    if options.placement is Placement.DOCUMENTS:
+        yield megatron(problem, "p2p", options.placement, (1, problem.cp))
+    text = problem.pattern.text
+    if options.placement is Placement.CONTIGUOUS and (not options.prune or text == "full"):
+        yield torchtitan(problem, "alltoall", options.placement)
+        yield packaged(
+            problem, "ring-flash-attn/ring", f"ring_flash_attn_func(causal={text != 'full'})"
+        )
+
+
 STRATEGY = Strategy(
     name="ring",
     summary="keys travel a ring; contiguous chunks",
@@ -95,7 +112,8 @@ STRATEGY = Strategy(
     aliases=("p2p",),
     resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
-    compared=("direction=both",),
+    compared=("direction=both", "placement=balanced", "placement=documents"),
+    settings=settings,
     training=Training(released=ring_loop),
     checks=Checks(
         options=("placement=balanced,chunk=3", "direction=both", "direction=both,prune=false")
@@ -110,6 +128,7 @@ CLASSIC = Strategy(
     defaults=Options(prune=False),
     resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
+    settings=settings,
     training=Training(
         released=ring_loop,
         note="ring and ring-classic: backward, ring keeps its own keys' gradients at home while "

@@ -113,7 +113,7 @@ STRATEGY = Strategy(
     defaults=Options(),
     resolve=resolve,
     volume=volume,
-    compared=("home=ring",),
+    compared=("home=ring", "placement=contiguous"),
     checks=Checks(
         options=("home=ring,backward=queries", "backward=queries,prune=false", "backward=keys")
     ),

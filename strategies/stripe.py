@@ -8,6 +8,7 @@ the keys' stripe is not later than the queries', without it otherwise:
 so all ranks carry the same work at every step, up to half a diagonal.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,7 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import stripe
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import ring_volume
+from harness.planning.frameworks import FrameworkSetting, packaged
 from harness.planning.options import PRUNE, option
 from harness.planning.rings import Holder, ring_attention
 from harness.planning.strategy import Context, Strategy, Training, ring_loop
@@ -53,6 +55,13 @@ _VOLUME = (
     "adds their gradients, in accumulator precision; placement changes no volume"
 )
 
+
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it."""
+    del options
+    yield packaged(problem, "ring-flash-attn/stripe", "stripe_flash_attn_func(causal=True)")
+
+
 STRATEGY = Strategy(
     name="stripe",
     summary="ring over every cp-th token; balanced for causal at every step",
@@ -61,5 +70,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     aliases=("strip", "striped"),
     volume=partial(ring_volume, _VOLUME),
+    settings=settings,
     training=Training(released=ring_loop),
 )

@@ -56,15 +56,15 @@ def plan(
         UnsupportedError: The parts are more chunks than a plan may have.
     """
     orders = disjoint_rings(problem.cp)
-
     dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
-    if len(keys.chunks) > MOST_CHUNKS:
+    parts = len(orders) * len(dealt[1].chunks)
+    if parts > MOST_CHUNKS:
         raise UnsupportedError(
-            f"tasp: {len(orders)} parts of each chunk are {len(keys.chunks)} chunks; a plan has at "
-            f"most {MOST_CHUNKS}",
+            f"tasp: {len(orders)} parts of each chunk are {parts} chunks; a plan has at most "
+            f"{MOST_CHUNKS}",
             ("tasp:placement=contiguous at cp <= 64", "ring:direction=both"),
         )
+    queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
     b = PlanBuilder(
         problem, name, direction, queries, keys, prune=options.prune, align=context.align
     )
@@ -146,5 +146,6 @@ STRATEGY = Strategy(
     defaults=Options(),
     resolve=with_chunk,
     volume=partial(ring_volume, _VOLUME),
+    compared=("placement=contiguous",),
     checks=Checks(options=("placement=contiguous,prune=false",)),
 )

@@ -34,6 +34,7 @@ from harness.planning.collectives import (
     seats_of,
     to_heads,
 )
+from harness.planning.frameworks import FrameworkSetting, deepspeed, megatron, packaged
 from harness.planning.options import PRUNE, option
 from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
 
@@ -100,6 +101,15 @@ _VOLUME = (
     "backward derived here"
 )
 
+
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it."""
+    del options
+    yield megatron(problem, "a2a", None, (problem.cp, 1))
+    yield deepspeed(problem)
+    yield packaged(problem, "yunchang/ulysses", f"UlyssesAttention (degree {problem.cp})")
+
+
 STRATEGY = Strategy(
     name="ulysses",
     summary="all-to-all from tokens to heads and back",
@@ -109,6 +119,7 @@ STRATEGY = Strategy(
     aliases=("a2a",),
     volume=partial(turn_volume, _VOLUME),
     alternatives=alternatives,
+    settings=settings,
     training=Training(released=ring_loop),
     checks=Checks(
         options=("prune=false",),

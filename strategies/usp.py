@@ -10,6 +10,7 @@ a gathered sequence is in ascending order and a causal pattern loads all ranks a
                       all-to-all          all-to-all
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +30,7 @@ from harness.planning.collectives import (
     seats_of,
     to_heads,
 )
+from harness.planning.frameworks import FrameworkSetting, megatron, packaged
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, option
 from harness.planning.rings import Holder, Ring, circulate, ring_attention
 from harness.planning.strategy import Checks, Context, Strategy, Training, chunk_filled, ring_loop
@@ -138,6 +140,17 @@ _VOLUME = (
 )
 
 
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it."""
+    u, r = options.ulysses, options.ring
+    if options.ring_inside or not u or not r:
+        return
+    yield megatron(problem, "a2a+p2p", options.placement, (u, r))
+    if options.placement is Placement.ZIGZAG:
+        call = f"set_seq_parallel_pg({u}, {r}, ...), LongContextAttention(ring_impl_type='zigzag')"
+        yield packaged(problem, f"yunchang/usp-zigzag:{u}x{r}", call)
+
+
 STRATEGY = Strategy(
     name="usp",
     summary="Ulysses on fast links x ring between them",
@@ -148,6 +161,8 @@ STRATEGY = Strategy(
     mesh=("ulysses", "ring"),
     resolve=resolve,
     volume=partial(mesh_volume, _VOLUME, degrees),
+    compared=("placement=stripe", "placement=balanced", "ring_inside=true"),
+    settings=settings,
     training=Training(released=ring_loop),
     checks=Checks(options=("ring_inside=true",), layers=("checkpoint=attention,offload=true",)),
 )

@@ -11,14 +11,16 @@ from a later rank meet the second chunk with both halves: always half a full ste
 is legal too; the placement then balances as well as it happens to.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
-from harness.plan.sharding import zigzag
+from harness.plan.sharding import Placement, zigzag
 from harness.planning.builder import PlanBuilder, shard_both
 from harness.planning.closed_forms import ring_volume
+from harness.planning.frameworks import FrameworkSetting, megatron, packaged, torchtitan
 from harness.planning.options import PRUNE, option
 from harness.planning.rings import Holder, ring_attention
 from harness.planning.strategy import Checks, Context, Strategy, Training, ring_loop
@@ -56,6 +58,15 @@ _VOLUME = (
     "adds their gradients, in accumulator precision; placement changes no volume"
 )
 
+
+def settings(problem: Problem, options: Options) -> Iterator[FrameworkSetting]:
+    """Name what frameworks call it."""
+    del options
+    yield megatron(problem, "p2p", Placement.ZIGZAG, (1, problem.cp))
+    yield torchtitan(problem, "alltoall", Placement.ZIGZAG)
+    yield packaged(problem, "ring-flash-attn/zigzag", "zigzag_ring_flash_attn_func(causal=True)")
+
+
 STRATEGY = Strategy(
     name="zigzag",
     summary="ring over head-tail chunk pairs; balanced for causal",
@@ -64,6 +75,7 @@ STRATEGY = Strategy(
     defaults=Options(),
     aliases=("dual-chunk-swap", "head-tail"),
     volume=partial(ring_volume, _VOLUME),
+    settings=settings,
     training=Training(released=ring_loop),
     checks=Checks(layers=("checkpoint=layer,sum_gradients=true",)),
 )

@@ -17,6 +17,7 @@ INTERFACES: Mapping[str, tuple[str, ...]] = {
     "resolve": ("strategies/*",),  # fills in the options that a strategy leaves to the problem
     "Options": ("strategies/*",),  # what a user may choose inside a strategy
     "alternatives": ("strategies/*",),  # what a strategy can do where it cannot do what was asked
+    "settings": ("strategies/*",),  # what frameworks call a strategy
     "volume": ("strategies/*",),  # a strategy's closed form
     "PAPER": ("strategies/*",),  # where a strategy was published
     "register": ("harness/commands/*",),  # adds a verb to the command line

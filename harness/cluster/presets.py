@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration, calibration, load
 from harness.cluster.machine import Cluster, Gpu, Link
 from harness.errors import UnsupportedError
+from patterns.outside import did_you_mean
 
 # Sources of the numbers below, by short name.
 #   h100    NVIDIA H100 Tensor Core GPU datasheet, SXM5: dense figures, half of those with sparsity
@@ -122,7 +123,8 @@ def cluster(name: str = DEFAULT_CLUSTER) -> Cluster:
         return measured(load(Path(name)))
     if name not in CLUSTERS:
         raise ValueError(
-            f"cluster ({name}) is unknown; choose from {', '.join(CLUSTERS)}, or give the path of "
+            f"cluster ({name}) is unknown{did_you_mean(name, CLUSTERS)}; choose from "
+            f"{', '.join(CLUSTERS)}, or give the path of "
             "a .toml file that `calibrate` wrote"
         )
     return CLUSTERS[name]

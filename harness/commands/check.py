@@ -26,11 +26,13 @@ from harness.records.store import ResultFile
 from harness.terminal.arguments import (
     Help,
     Verbs,
+    add_heads,
     count,
     dtype,
     example,
     flag_of,
     heads,
+    heads_axis,
     length,
     listed,
     model_named,
@@ -76,7 +78,7 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     )
     parser.add_argument("--cp", type=listed(count), help="context-parallel degrees, e.g. 1,2,4")
     parser.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 97,1020")
-    parser.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 6/2,7/1")
+    add_heads(parser, listed(heads))
     parser.add_argument("--head-dim", type=listed(count), help="widths of a head, e.g. 64")
     parser.add_argument("--batch", type=listed(count), help="sequences per batch, e.g. 1,2")
     parser.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. float64,bfloat16")
@@ -143,7 +145,7 @@ def _axes(args: argparse.Namespace) -> Axes:
         "patterns": args.patterns,
         "cps": args.cp,
         "dtypes": args.dtype,
-        "heads": args.heads,
+        "heads": heads_axis(args),
         "batches": args.batch,
         "lengths": args.seqlen,
         "head_dims": args.head_dim,

@@ -13,7 +13,7 @@ from harness.terminal.arguments import Help, Verbs, example
 from harness.terminal.progress import Output
 
 if TYPE_CHECKING:
-    from harness.commands.machine_facts import Finding
+    from harness.commands.parts.machine_facts import Finding
 
 _GIB = 2**30
 _MARKS = {"ok": "ok", "missing": "–", "broken": "broken"}
@@ -30,12 +30,12 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         formatter_class=Help,
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
-    parser.set_defaults(needs=lambda _: ("harness.commands.machine_facts",), run=run)
+    parser.set_defaults(needs=lambda _: ("harness.commands.parts.machine_facts",), run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine this machine."""
-    from harness.commands.machine_facts import examine
+    from harness.commands.parts.machine_facts import examine
 
     facts, findings = examine()
     if args.json:

@@ -17,7 +17,7 @@ from harness.terminal.arguments import add_problem, given, length, positive_numb
 from harness.terminal.arguments import model_named as read_model
 from harness.terminal.progress import Live, Output
 from harness.training.answer import Answer, Question, answer
-from harness.training.models import MODELS
+from harness.training.named_models import MODELS
 from harness.training.stack import HOST_BYTES, STEP_TOKENS, Column, Stack, as_run
 from strategies import EVERY_STRATEGY, strategy
 

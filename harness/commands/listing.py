@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.base.json_fields import json_text
 from harness.cluster.presets import CLUSTERS
-from harness.commands.list_plans import (
+from harness.commands.parts.list_plans import (
     beside,
     patterns,
     show_patterns,
@@ -22,7 +22,7 @@ from harness.plan.problem import Dtype
 from harness.planning.peers import PEERS
 from harness.terminal.arguments import Help, Verbs, example
 from harness.terminal.progress import Output
-from harness.training.models import MODELS
+from harness.training.named_models import MODELS
 
 
 class _PeerEntry(TypedDict):

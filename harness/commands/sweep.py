@@ -29,6 +29,7 @@ from harness.sweep.suite import Mode, Part
 from harness.terminal.arguments import (
     Help,
     Verbs,
+    add_heads,
     choice_of,
     count,
     degree,
@@ -36,6 +37,7 @@ from harness.terminal.arguments import (
     example,
     flag_of,
     heads,
+    heads_axis,
     length,
     listed,
     model_named,
@@ -43,7 +45,8 @@ from harness.terminal.arguments import (
     positive_number,
 )
 from harness.terminal.progress import Live, Output, say
-from harness.training.models import MODELS, Model
+from harness.training.models import Model
+from harness.training.named_models import MODELS
 from patterns import make_pattern
 
 _AXES = {
@@ -108,7 +111,7 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     )
     axes.add_argument("--cp", type=listed(degree), help="context-parallel degrees, e.g. 2,4,8")
     axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,1m")
-    axes.add_argument("--heads", type=listed(heads), help="query/KV heads, e.g. 32/8")
+    add_heads(axes, listed(heads))
     axes.add_argument("--head-dim", type=listed(count), help="widths of a head, e.g. 128")
     axes.add_argument("--batch", type=listed(count), help="sequences per batch, e.g. 1,2")
     axes.add_argument("--dtype", type=listed(dtype), help="precisions, e.g. bfloat16,float32")
@@ -262,6 +265,7 @@ def _cells(args: argparse.Namespace) -> list[Config]:
     parts: Sequence[Part] = suite.load_suite(args.suite, _AXES)
     if args.mode in (Mode.SIMULATE, Mode.MEASURE):
         parts = [part for part in parts if part.mode is args.mode] or [Part(mode=args.mode)]
+    args.heads = heads_axis(args)
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
     if args.model is not None:
         given = {**_of_model(args.model), **given}
@@ -292,7 +296,12 @@ def _refuse_idle(args: argparse.Namespace, cells: Sequence[Config]) -> None:
 
 
 def _of_model(shape: Model) -> dict[str, tuple[object, ...]]:
-    """The axes that a model decides; its layers, with their projections."""
+    """The axes that a model decides; its layers, with their projections.
+
+    Raises:
+        UnsupportedError: Its layers have other parts than ours.
+    """
+    shape.require_layers()
     return {
         "heads": ((shape.heads_q, shape.heads_kv),),
         "head_dim": (shape.head_dim,),

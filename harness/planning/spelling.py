@@ -36,9 +36,20 @@ def choose(strategy: Strategy[Any], typed: str, text: str) -> Chosen:
     return chosen
 
 
-def by_alias(strategies: Iterable[Strategy[Any]]) -> dict[str, Strategy[Any]]:
-    """Return strategies by other projects' names for them."""
-    return {alias: strategy for strategy in strategies for alias in strategy.aliases}
+def by_alias(strategies: Iterable[Strategy[Any]]) -> dict[str, tuple[Strategy[Any], str]]:
+    """Return strategies by other projects' names for them, with the options that a name means."""
+    return {
+        name: (strategy, options)
+        for strategy in strategies
+        for name, _, options in (alias.partition(":") for alias in strategy.aliases)
+    }
+
+
+def with_options(meant: str, typed: str) -> str:
+    """Join the options that an alias means and those that were typed, which go first."""
+    given = {_key(part) for part in typed.split(",")}
+    kept = [part for part in meant.split(",") if part and _key(part) not in given]
+    return ",".join(filter(None, (*kept, typed)))
 
 
 def _key(part: str) -> str:

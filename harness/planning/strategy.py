@@ -15,6 +15,7 @@ from harness.plan.dealing import chunk_of
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.planning.closed_forms import Volume
+from harness.planning.frameworks import FrameworkSetting
 
 O = TypeVar("O")  # noqa: E741  # the dataclass of a strategy's options
 
@@ -51,6 +52,7 @@ Resolver = Callable[[Problem, Direction, O, Context], O]
 Reporter = Callable[[Problem, Direction, O, Context], Mapping[str, Any]]
 ClosedForm = Callable[[Problem, Direction, O, Context], Volume | None]
 Alternatives = Callable[[Problem, O], Iterable[O | str]]
+Settings = Callable[[Problem, O], Iterable[FrameworkSetting]]
 
 
 # Optional fields -----------------------------------------------------------------------------
@@ -147,7 +149,8 @@ class Strategy(Generic[O]):
         plan: (problem, direction, options, context, spelled name) -> plan; raises
             UnsupportedError with the reason and what is near and legal.
         defaults: Its options where none is given; their class says what may be typed.
-        aliases: Other projects' names for it, accepted at the edge only.
+        aliases: Other projects' names for it, accepted at the edge only; one that stands for some
+            of its options has them behind a colon, as `name:option=value`.
         mesh: Two options whose product is cp, which may be typed as `4x2` together.
         layers_only: Projections are part of it, so it plans whole layers and not attention alone.
         resolve: (problem, direction, options, context) -> options with what the strategy chooses
@@ -161,7 +164,10 @@ class Strategy(Generic[O]):
             meshes need not be named.
         timed: Whether its choices depend on lengths and the cluster, though it has no report.
         compared: Options as they are typed that are worth a row beside its defaults where
-            strategies are compared. Meshes need not be named.
+            strategies are compared. Meshes and what `degree` names need not be named.
+        degree: An option that takes divisors of cp: where strategies are compared, each has a row.
+        settings: (problem, options with its choices filled in) -> what frameworks call it, with
+            what each refuses; None where no framework does the same.
         training: Facts about training with its released code.
         checks: Options and shapes that `check` covers besides its defaults.
     """
@@ -180,6 +186,8 @@ class Strategy(Generic[O]):
     alternatives: Alternatives[O] | None = None
     timed: bool = False
     compared: tuple[str, ...] = ()
+    degree: str | None = None
+    settings: Settings[O] | None = None
     training: Training[O] = Training()
     checks: Checks[O] = Checks()
 

@@ -15,7 +15,8 @@ from harness.plan.tasks import Collective, CollectiveKind
 from harness.proved.plans import proved
 from harness.training.attention_memory import attention_held, layer_program
 from harness.training.footprint import footprint, max_context, on_cluster
-from harness.training.models import Model, model
+from harness.training.models import Model
+from harness.training.named_models import model
 from harness.training.stack import Column, counting
 from harness.training.step_time import step_time
 from patterns import make_pattern

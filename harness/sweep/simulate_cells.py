@@ -2,7 +2,7 @@
 
 import hashlib
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from harness.errors import HarnessError, RecordError, UnsupportedError, told
 from harness.memory.counting import ALGORITHM
 from harness.memory.ledger import ledger
 from harness.plan.imbalance import imbalance_total
-from harness.plan.residency import Program
+from harness.plan.residency import Program, without_collection
 from harness.plan.sizes import problem_flops, traffic
 from harness.prepare.planner_context import context_on
 from harness.prepare.scalable_plan import Structure, planned_at, searches
@@ -39,7 +39,11 @@ Structures = dict[object, Structure]
 
 
 def simulate_cells(
-    configs: Sequence[Config], *, jobs: int, timeout_s: float | None = None
+    configs: Sequence[Config],
+    *,
+    jobs: int,
+    timeout_s: float | None = None,
+    machine: Cluster | None = None,
 ) -> Generator[CellRecord, None, None]:
     """Simulate cells; what goes wrong in one becomes its record.
 
@@ -49,6 +53,7 @@ def simulate_cells(
         configs: Cells with a cluster.
         jobs: Processes side by side; 1 stays in this one.
         timeout_s: Seconds of a cell, planning included; None = no limit.
+        machine: The cluster of all cells; None = each names its own.
 
     Yields:
         Records as they are done, not in the cells' order.
@@ -57,7 +62,7 @@ def simulate_cells(
     groups: dict[Config, list[Config]] = {}
     for config in configs:
         groups.setdefault(_alike(config), []).append(config)
-    work = partial(_simulate_group, context=context, timeout_s=timeout_s)
+    work = partial(_simulate_group, context=context, timeout_s=timeout_s, machine=machine)
     if jobs == 1 or len(groups) <= 1:
         for group in groups.values():
             yield from work(group)
@@ -82,19 +87,26 @@ def _lost(group: Sequence[Config], context: JsonObject) -> list[CellRecord]:
 
 
 def _simulate_group(
-    group: Sequence[Config], context: JsonObject, timeout_s: float | None
+    group: Sequence[Config],
+    context: JsonObject,
+    timeout_s: float | None,
+    machine: Cluster | None,
 ) -> list[CellRecord]:
     known: Structures = {}
-    return [_in_time(config, context, known, timeout_s) for config in group]
+    return [_in_time(config, context, known, timeout_s, machine) for config in group]
 
 
 def _in_time(
-    config: Config, context: JsonObject, known: Structures, timeout_s: float | None
+    config: Config,
+    context: JsonObject,
+    known: Structures,
+    timeout_s: float | None,
+    machine: Cluster | None,
 ) -> CellRecord:
     """Simulate one cell, or record that its time is over."""
     try:
         with time_limit(timeout_s):
-            return simulate_cell(config, context, known)
+            return simulate_cell(config, context, known, machine=machine)
     except OverTime:
         reason = f"not done after {timeout_s:g} s; give it more with --timeout"
         return ended(config, Status.TIMEOUT, context, reason=reason)
@@ -105,6 +117,7 @@ def simulate_cell(
     context: JsonObject,
     known: Structures | None = None,
     folder: Path | None = None,
+    machine: Cluster | None = None,
 ) -> CellRecord:
     """Plan, prove and simulate one cell.
 
@@ -112,21 +125,23 @@ def simulate_cell(
         config: The cell, with a cluster.
         context: The environment, for the record.
         known: Structures that earlier cells have made; gets this one's.
-        folder: Where structures are kept; the user's cache by default.
+        folder: Where answers and structures are kept; the user's cache by default.
+        machine: Its cluster; None = the one that it names.
     """
     assert config.cluster is not None  # the suite gives simulated cells one
     known = {} if known is None else known
+    kept = folder or cache_folder() / "structures"
     try:
-        machine = cluster(config.cluster)
+        machine = machine or cluster(config.cluster)
         require(machine, config.cp)
         chosen, node = strategy(config.strategy), context_on(machine)
         resolved = chosen.resolved(config.problem, config.direction, node).text
-        if (fitted := full_clock(machine)) is not None:
-            kept = folder or cache_folder() / "structures"
-            found = predicted(config, machine, fitted, context, known, kept)
-        else:
-            program = proved(chosen, config.problem, config.direction, node)
-            found = simulated(program, config, machine, context)
+        fitted = full_clock(machine)
+        with without_collection():
+            if fitted is not None:
+                found = predicted(config, machine, fitted, context, known, kept)
+            else:
+                found = simulated_once(config, machine, context, kept)
     except RecordError as error:  # it was planned, and came to what no record can have
         return ended(config, Status.ERROR, context, reason=f"its {error}")
     except (UnsupportedError, ValueError) as error:
@@ -138,6 +153,24 @@ def simulate_cell(
         detail = traceback.format_exc()
         return ended(config, Status.ERROR, context, reason=reason, detail=detail)
     return replace(found, resolved=resolved)
+
+
+def simulated_once(
+    config: Config, machine: Cluster, context: JsonObject, folder: Path
+) -> CellRecord:
+    """Plan, prove and simulate a cell on datasheet numbers, or read what an earlier run found.
+
+    Raises:
+        UnsupportedError: The strategy cannot do this problem.
+    """
+
+    def make() -> CellRecord:
+        chosen, node = strategy(config.strategy), context_on(machine)
+        return simulated(
+            proved(chosen, config.problem, config.direction, node), config, machine, {}
+        )
+
+    return replace(_kept(config, machine, folder, make), environment=context)
 
 
 def simulated(
@@ -187,12 +220,20 @@ def predicted(
     folder: Path,
 ) -> CellRecord:
     """Predict a cell on a calibrated cluster, with all effects; what does not fit is `oom`."""
+    make = partial(_predict, config, machine, fitted, known, folder)
+    return replace(_kept(config, machine, folder, make), environment=context)
+
+
+def _kept(
+    config: Config, machine: Cluster, folder: Path, make: Callable[[], CellRecord]
+) -> CellRecord:
+    """Read the record of a cell that an earlier run kept, or make it and keep it."""
     name = f"{_answer_key(config, machine)}.json"
     found = kept_by_this_code(folder, name, lambda kept: from_json(parsed(kept)))
     if found is None:
-        found = _predict(config, machine, fitted, known, folder)
+        found = make()
         keep(folder, name, json_text(found.as_json()).encode())
-    return replace(found, environment=context, recorded_at=utc_now())
+    return replace(found, recorded_at=utc_now())
 
 
 def _answer_key(config: Config, machine: Cluster) -> str:

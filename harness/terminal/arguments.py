@@ -18,7 +18,7 @@ from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
 from harness.plan.tasks import Scope
 from harness.records import defaults
 from harness.report.format import short
-from harness.training import models
+from harness.training import named_models
 from harness.training.models import Model
 from patterns import LONGEST, make_pattern
 
@@ -140,13 +140,13 @@ def written(text: str) -> Path:
 
 
 def model_named(text: str) -> Model:
-    """Read a model: a preset's name, or `key=value` pairs, see `models.model`.
+    """Read a model: a preset's name, or `key=value` pairs, see `named_models.model`.
 
     Raises:
         argparse.ArgumentTypeError: The model is unknown; the choices are listed.
     """
     try:
-        return models.model(text)
+        return named_models.model(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -227,6 +227,52 @@ def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
+def add_heads(group: argparse._ActionsContainer, read: Callable[[str], Any] = heads) -> None:
+    """Add the flags of heads, in both spellings: `--heads 32/8`, or each number by itself.
+
+    Args:
+        group: Where to.
+        read: How `--heads` is read.
+    """
+    known = f"{defaults.HEADS_Q}/{defaults.HEADS_KV}"
+    group.add_argument("--heads", type=read, help=f"query/KV heads, e.g. 64/8 ({known})")
+    group.add_argument("--heads-q", type=count, help=f"query heads ({defaults.HEADS_Q})")
+    known = f"KV heads (as --heads-q; {defaults.HEADS_KV} where neither is given)"
+    group.add_argument("--heads-kv", type=count, help=known)
+
+
+def heads_asked(args: argparse.Namespace, model: Model | None = None) -> tuple[int, int]:
+    """Return query and KV heads: as `add_heads` flags say, else a model's, else the usual.
+
+    Raises:
+        ValueError: Both spellings are there.
+    """
+    apart = args.heads_q is not None or args.heads_kv is not None
+    if args.heads is not None and apart:
+        raise ValueError("--heads and --heads-q, --heads-kv say the same; give one of them")
+    if args.heads is not None:
+        both: tuple[int, int] = args.heads
+        return both
+    if model is not None and not apart:
+        return model.heads_q, model.heads_kv
+    return defaults.heads_of(args.heads_q, args.heads_kv)
+
+
+def heads_axis(args: argparse.Namespace) -> tuple[tuple[int, int], ...] | None:
+    """Return the pairs of heads of a grid, in whichever spelling; None where none is given.
+
+    Raises:
+        ValueError: Both spellings are there, or KV heads do not divide.
+    """
+    if args.heads_q is None and args.heads_kv is None:
+        found: tuple[tuple[int, int], ...] | None = args.heads
+        return found
+    q, kv = heads_asked(args)
+    if q % kv:
+        raise ValueError(f"heads ({q}/{kv}): query heads must be a multiple of KV heads")
+    return ((q, kv),)
+
+
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe one problem."""
     group = parser.add_argument_group("problem (defaults in parentheses)")
@@ -245,9 +291,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seqlen-kv", type=length, help="keys over all ranks, for cross-attention (as --seqlen)"
     )
-    group.add_argument("--heads-q", type=count, help=f"query heads ({defaults.HEADS_Q})")
-    known = f"KV heads (as --heads-q; {defaults.HEADS_KV} where neither is given)"
-    group.add_argument("--heads-kv", type=count, help=known)
+    add_heads(group)
     group.add_argument(
         "--head-dim", type=count, default=defaults.HEAD_DIM, help="width of q and k (%(default)s)"
     )
@@ -285,7 +329,7 @@ def problem_of(args: argparse.Namespace) -> Problem:
     pattern = make_pattern(
         args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
     )
-    heads_q, heads_kv = defaults.heads_of(args.heads_q, args.heads_kv)
+    heads_q, heads_kv = heads_asked(args)
     return Problem(
         pattern=pattern,
         heads_q=heads_q,

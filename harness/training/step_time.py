@@ -140,7 +140,7 @@ def step_time(
     }
     # Forward, as often again as checkpoint and tiles ask for, and two products backward.
     runs = passes + stack.tiled + 2
-    terms["mlp"] = model.layers * runs * 2 * tokens * model.mlp_parameters / speed
+    terms["mlp"] = model.layers * runs * 2 * tokens * model.mlp_parameters_used / speed
     # The fused loss makes gradients at once: one product forward, two backward.
     terms["loss"] = 3 * 2 * tokens * model.table_parameters / speed
     terms["light"] += model.layers * _LIGHT_PASSES * state / gpu.memory_bandwidth_bytes_per_s

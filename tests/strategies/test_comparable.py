@@ -14,10 +14,16 @@ from tests.support import problem
 @pytest.mark.parametrize("cp", [1, 2, 7, 8, 12])
 def test_every_strategy_is_there_with_its_options_and_meshes_once(cp: int) -> None:
     names = comparable(cp, EVERY_STRATEGY)
-    meshes = {f"usp:{u}x{cp // u}" for u in range(2, cp) if cp % u == 0}
+    inner = [u for u in range(2, cp) if cp % u == 0]
 
     assert names[: len(EVERY_STRATEGY)] == tuple(EVERY_STRATEGY)
-    assert {name for name in names if name.startswith("usp:")} == meshes
+    assert {name for name in names if name.startswith("usp:") and "=" not in name} == {
+        f"usp:{u}x{cp // u}" for u in inner
+    }
+    assert {name for name in names if name.startswith("double_ring:inner")} == {
+        f"double_ring:inner={u}" for u in inner
+    }
+    assert "usp:ring_inside=true" in names
     assert "allgather:placement=zigzag" in names
     assert len(set(names)) == len(names)
 

@@ -10,6 +10,7 @@ from strategies import EVERY_STRATEGY
 HARNESS = Path(__file__).parents[2] / "harness"
 ALLOWED = {
     "planning/peers.py": "functions of other projects, by their names for them",
+    "planning/frameworks.py": "settings of frameworks, by their names for them",
     "peers/ring_flash_attn.py": "likewise",
     "peers/yunchang.py": "likewise",
     "plan/sharding.py": "placements of tokens, which have names of their own",
@@ -27,7 +28,8 @@ ALLOWED = {
 
 def spelled(source: str) -> Iterator[str]:
     """Strings of a module that are a strategy as it is typed, with options or without."""
-    names = [name for each in EVERY_STRATEGY.values() for name in (each.name, *each.aliases)]
+    called = [(each.name, *each.aliases) for each in EVERY_STRATEGY.values()]
+    names = [name.partition(":")[0] for each in called for name in each]
     typed = re.compile(f"({'|'.join(map(re.escape, names))})(:.*)?", re.DOTALL)
     for node in ast.walk(ast.parse(source)):
         text = node.value if isinstance(node, ast.Constant) else None

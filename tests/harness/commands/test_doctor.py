@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from harness.commands import doctor, machine_facts
-from harness.commands.machine_facts import Finding, State
+from harness.commands import doctor
+from harness.commands.parts import machine_facts
+from harness.commands.parts.machine_facts import Finding, State
 
 FACTS: dict[str, object] = {
     "python": "3.12.1",

@@ -12,7 +12,7 @@ from harness.cluster.presets import CLUSTERS
 from harness.commands import listing
 from harness.plan.problem import Dtype
 from harness.planning.options import COMMON_OPTIONS, LAYER_OPTIONS, Common, options_of
-from harness.training.models import MODELS
+from harness.training.named_models import MODELS
 from patterns import PATTERNS, make_pattern
 from strategies import EVERY_STRATEGY, STRATEGIES, strategy
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.commands import machine_facts
-from harness.commands.machine_facts import Finding, State, examine
+from harness.commands.parts import machine_facts
+from harness.commands.parts.machine_facts import Finding, State, examine
 from harness.ranks.team import Failure, Team, WorkerError
 
 

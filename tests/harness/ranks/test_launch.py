@@ -17,7 +17,7 @@ from torch.distributed import HashStore, TCPStore
 
 from harness import cli
 from harness.base.json_fields import JsonObject
-from harness.commands.machine_facts import Finding, State
+from harness.commands.parts.machine_facts import Finding, State
 from harness.errors import MeasurementError
 from harness.ranks import launch, meeting
 from harness.ranks.box import Box
@@ -249,7 +249,7 @@ def test_verbs_that_measure_nothing_join_no_launch(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setattr(meeting, "meet", lambda: pytest.fail("it waits for the others"))
     monkeypatch.setattr(
-        "harness.commands.machine_facts._gloo", lambda _: Finding("gloo", State.OK, "", "")
+        "harness.commands.parts.machine_facts._gloo", lambda _: Finding("gloo", State.OK, "", "")
     )
     assert cli.main(verb.split()) == 0
     assert capsys.readouterr().out

@@ -12,7 +12,7 @@ import torch
 
 from harness.calibrate import measure_machine
 from harness.check.cell import group_run
-from harness.commands.machine_facts import add_ranks
+from harness.commands.parts.machine_facts import add_ranks
 from harness.measure.cell import RankSample, Refusal, rank_job
 from harness.peers.run import peer_job
 from harness.plan.tasks import Piece, Place, Resident, Tensor

@@ -11,7 +11,8 @@ from harness.memory.ledger import ledger
 from harness.plan.problem import Direction
 from harness.training.attention_memory import attention_held, layer_program
 from harness.training.footprint import footprint, max_context, on_cluster
-from harness.training.models import MODELS, Model, model
+from harness.training.models import Model
+from harness.training.named_models import MODELS, model
 from harness.training.stack import HOST_BYTES, Column, Stack, counting
 from strategies import strategy
 
@@ -59,7 +60,8 @@ def test_a_model_is_a_name_or_pairs_or_a_name_with_pairs() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gpt", "choose from llama3-8b, llama2-7b, qwen3-32b"),
+        ("gpt", "choose from llama3-8b, llama3-70b, .* name a config.json"),
+        ("llama3_8b", r"did you mean llama3-8b\?"),
         ("llama3-8b,depth=3", "depth is unknown"),
         ("llama3-8b,layers=1.5", r"layers \(1.5\) must be a whole number of at least 1"),
         ("hidden=24,layers=3", "lacks heads_q, heads_kv, head_dim, ffn, vocab, rotary"),

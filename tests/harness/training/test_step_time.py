@@ -8,7 +8,8 @@ from harness.cluster.machine import Cluster
 from harness.cluster.presets import cluster
 from harness.plan.problem import Direction
 from harness.training.footprint import on_cluster
-from harness.training.models import Model, model
+from harness.training.models import Model
+from harness.training.named_models import model
 from harness.training.stack import Column, Stack, as_run
 from harness.training.step_time import layer_time, step_time
 from strategies import strategy

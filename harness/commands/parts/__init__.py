@@ -1,0 +1,1 @@
+"""Parts of one verb each that would make its file too long."""
