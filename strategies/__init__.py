@@ -34,6 +34,7 @@ EVERY_STRATEGY = _table(
     "grid:STRATEGY",
     "mesh:STRATEGY",
     "dynamic:STRATEGY",
+    "hypergraph:STRATEGY",
     "ultraattn.strategy:STRATEGY",
     "ultraattn.strategy:PUBLISHED",
     "upipe:STRATEGY",

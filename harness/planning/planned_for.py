@@ -1,4 +1,4 @@
-"""What plans are made for where tokens are dealt before a call says its precision and width."""
+"""What plans are made for: the machine, and what a call says after tokens were dealt."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,3 +30,9 @@ def machine_of(problem: Problem, context: Context) -> Cluster:
     per_node = context.gpus_per_node
     nodes = max(-(-problem.cp // per_node), 1)
     return base if context.cluster else replace(base, gpus_per_node=per_node, nodes=nodes)
+
+
+def nodes_and_gpus(cp: int, gpus_per_node: int) -> tuple[int, int]:
+    """Split cp ranks into equal nodes of at most `gpus_per_node` neighbours."""
+    gpus = max(size for size in range(1, min(cp, gpus_per_node) + 1) if cp % size == 0)
+    return cp // gpus, gpus

@@ -43,12 +43,6 @@ class Layout:
     order: BlockOrder = ()
 
 
-def nodes_and_gpus(cp: int, gpus_per_node: int) -> tuple[int, int]:
-    """Split cp ranks into equal nodes of at most `gpus_per_node` neighbours."""
-    gpus = max(size for size in range(1, min(cp, gpus_per_node) + 1) if cp % size == 0)
-    return cp // gpus, gpus
-
-
 def layouts(problem: Problem, nodes: int, gpus: int, *, remap: bool) -> Iterator[Layout]:
     """Yield layouts that are worth a plan, the tokens' own order first.
 

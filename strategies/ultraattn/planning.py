@@ -9,9 +9,9 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Problem
 from harness.planning.levels import Level
 from harness.planning.need import NeedCut
-from harness.planning.planned_for import machine_of
+from harness.planning.planned_for import machine_of, nodes_and_gpus
 from harness.planning.strategy import Context
-from strategies.ultraattn.layout import Layout, layouts, nodes_and_gpus, own_layout
+from strategies.ultraattn.layout import Layout, layouts, own_layout
 from strategies.ultraattn.nodes import Nodes
 from strategies.ultraattn.solver.assign import DEFAULT_S
 from strategies.ultraattn.solver.store import Cache

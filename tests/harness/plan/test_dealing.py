@@ -169,6 +169,7 @@ def test_processes_give_the_same_bits_as_one() -> None:
         cell("ring:placement=balanced,chunk=3", "varlen_block_causal:lengths=20+33,block=6", 2),
         cell("dynamic:groups=2,inner=ring", "documents:lengths=20+1+32,window=7", 2),
         cell("dynamic:rule=megatron", "documents:lengths=20+1+32", 2),
+        cell("hypergraph", "documents:lengths=20+1+32", 2),
     ]
     for pair in check_group(cells, jobs=1, repeat=1):
         for judged in pair:
