@@ -9,7 +9,13 @@ from harness.errors import UnsupportedError
 from harness.explain.volumes import received_bytes
 from harness.plan.imbalance import imbalance_total
 from harness.plan.problem import Direction, Dtype, Problem
-from harness.planning.hypergraph import INSTALL, Hypergraph, can_cut, cut_hypergraph
+from harness.planning.hypergraph import (
+    INSTALL,
+    Hypergraph,
+    can_cut,
+    chunk_homes,
+    cut_hypergraph,
+)
 from harness.records.check_record import Outcome
 from harness.records.config import Config
 from patterns import make_pattern
@@ -102,6 +108,15 @@ def test_no_rank_owns_more_than_twice_the_even_share() -> None:
             owned[place.rank] += plan.tokens(piece) if piece.tensor.value == "q" else 0
         assert sum(owned) == 40_009
         assert max(owned) <= 2 * 40_009 / 7 + 16  # a token for each chunk that does not divide
+
+
+def test_a_rank_that_wants_all_chunks_gets_twice_the_even_number() -> None:
+    cells = ((0,) * 10,) * 10
+    queries, keys = chunk_homes(problem("full", 53, 5), cells, 2, 5)
+
+    assert queries is keys
+    assert len(queries.owned[0]) == 4
+    assert sorted(chunk for own in queries.owned for chunk in own) == list(range(10))
 
 
 @needs_the_library
