@@ -34,6 +34,7 @@ from harness.planning.hypergraph import (
     chunk_homes,
     cut_hypergraph,
 )
+from harness.planning.need import NeedCut
 from harness.planning.options import option
 from harness.planning.planned_for import USUAL, machine_of, nodes_and_gpus
 from harness.planning.strategy import Checks, Context, Strategy
@@ -63,7 +64,15 @@ def plan(
     """
     gpus = nodes_and_gpus(problem.cp, context.gpus_per_node)[1]
     allocation = _cut(problem, options, context)
-    found = plan_allocation(problem, name, direction, allocation, gpus_per_node=gpus)
+    found = plan_allocation(
+        problem,
+        name,
+        direction,
+        allocation,
+        gpus_per_node=gpus,
+        cut=NeedCut.BLOCKS,
+        align=context.align,
+    )
     return tile_kernels(found, machine_of(problem, context)).plan
 
 
