@@ -4,7 +4,8 @@ import argparse
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -12,7 +13,14 @@ from rich.table import Table
 from harness.base.json_fields import json_text
 from harness.records.legible import read_cells
 from harness.report.compare import THRESHOLD, CellChange, ChangeKind, Comparison, compare
-from harness.report.reading import read_cell
+from harness.report.format import known, milliseconds, short
+from harness.report.predictions import (
+    PredictedPair,
+    PredictionErrors,
+    predicted_pairs,
+    prediction_errors,
+)
+from harness.report.reading import latest, read_cell
 from harness.terminal.arguments import Help, Verbs, example, path, positive_number
 from harness.terminal.progress import Output, say
 
@@ -38,12 +46,22 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
             [
                 "compare results/monday results/tuesday",
                 "compare before/records.jsonl after/records.jsonl --threshold 5 --json",
+                "compare --predicted results/simulated --measured results/cluster",
             ]
         ),
         formatter_class=Help,
     )
-    parser.add_argument("before", type=path, help="a folder of results, or its records.jsonl")
-    parser.add_argument("after", type=path, help="the folder or file to compare it with")
+    parser.add_argument(
+        "before", type=path, nargs="?", help="a folder of results, or its records.jsonl"
+    )
+    parser.add_argument("after", type=path, nargs="?", help="the folder or file to compare it with")
+    group = parser.add_argument_group("predictions: how well a simulation foretold a run")
+    group.add_argument(
+        "--predicted", type=path, metavar="RESULTS", help="simulated cells, of any cluster"
+    )
+    group.add_argument(
+        "--measured", type=path, metavar="RESULTS", help="the same cells, measured on the real one"
+    )
     parser.add_argument(
         "--threshold",
         type=positive_number,
@@ -57,6 +75,13 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare two result sets; 1 if something is worse."""
+    foretold, two = (args.predicted, args.measured), (args.before, args.after)
+    if any(foretold):
+        if any(two) or not all(foretold):
+            raise ValueError("give --predicted and --measured together, and nothing else")
+        return _foretold(args)
+    if not all(two):
+        raise ValueError("name two results, or give --predicted and --measured with one each")
     (before, notes), (after, more) = (
         read_cells(path, read_cell) for path in (args.before, args.after)
     )
@@ -71,6 +96,69 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(Output(markup=False, highlight=False), found)
     return 1 if any(change.worse for change in found.changes) else 0
+
+
+def _foretold(args: argparse.Namespace) -> int:
+    """Put predictions beside measurements of the same cells."""
+    (simulated, notes), (ran, more) = (
+        read_cells(place, read_cell) for place in (args.predicted, args.measured)
+    )
+    say(*notes, *more)
+    pairs = predicted_pairs(latest(simulated), latest(ran))
+    found = prediction_errors(pairs)
+    if args.json:
+        cells = [
+            {
+                "config_hash": pair.measured.config_hash,
+                "strategy": pair.measured.config.strategy,
+                "predicted_s": pair.predicted.time_s,
+                "measured_s": pair.measured.time_s,
+                "error": pair.error,
+                "expected_error": pair.predicted.expected_error,
+            }
+            for pair in pairs
+        ]
+        sys.stdout.write(json_text({**asdict(found), "pairs": cells}, indent=2) + "\n")
+        return 0
+    console = Output(markup=False, highlight=False)
+    console.print(_pairs_table(pairs))
+    for line in _foretold_lines(found):
+        console.print(line)
+    return 0
+
+
+def _pairs_table(pairs: Sequence[PredictedPair]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("cell", overflow="fold")
+    for name in ("predicted", "measured", "error", "expected"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for pair in pairs:
+        cell = pair.measured.config
+        expected = known(pair.predicted.expected_error, lambda error: f"±{error:.0%}")
+        table.add_row(
+            f"{cell.strategy} {cell.pattern} cp={cell.cp} S={short(cell.seqlen_q)} "
+            f"{cell.direction.value}",
+            f"{milliseconds(pair.predicted.seconds)} ms ",
+            f"{milliseconds(pair.measured.seconds)} ms ",
+            f"{pair.error:+.1%} ",
+            expected,
+        )
+    return table
+
+
+def _foretold_lines(found: PredictionErrors) -> Iterator[str]:
+    yield (
+        f"{found.cells} cells: off by {found.mean:.1%} on average ({found.signed:+.1%} signed), "
+        f"p50 {found.p50:.1%}, p90 {found.p90:.1%}, worst {found.worst:.1%}"
+    )
+    if found.expected:
+        yield f"{found.within} of {found.expected} errors are at most what was expected"
+    if found.regret_mean is not None:
+        yield (
+            f"choice: the predicted best is the measured best in {found.hits} of {found.problems} "
+            f"problems; taking it costs {found.regret_mean:.1%} on average, at worst "
+            f"{found.regret_worst:.1%}"
+        )
 
 
 def _print(console: Output, found: Comparison) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.files import write_whole
+from harness.base.json_fields import json_text
 from harness.records.cell import CellRecord
 from harness.records.legible import read_cells
 from harness.report.compare import compare
@@ -39,7 +41,9 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         ),
         formatter_class=Help,
     )
-    parser.add_argument("results", type=path, help="a folder of results, or its records.jsonl")
+    parser.add_argument(
+        "results", type=path, nargs="+", help="a folder of results, or its records.jsonl"
+    )
     parser.add_argument("-o", "--output", type=written, metavar="PAGE.html", help="the page")
     parser.add_argument(
         "--compare", type=path, metavar="BEFORE", help="other results, to compare these with"
@@ -54,19 +58,20 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     parser.add_argument("--svg", type=Path, metavar="DIR", help="each figure as a file as well")
     parser.add_argument("--markdown", type=written, metavar="FILE", help="tables as Markdown")
     parser.add_argument("--csv", type=written, metavar="FILE", help="every cell as CSV")
+    parser.add_argument(
+        "--json", action="store_true", help="say what was written, and the answer, as JSON"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and what else is asked for."""
     if not any((args.output, args.svg, args.markdown, args.csv)):
-        raise ValueError("report: say where to write, for instance -o page.html")
+        raise ValueError("say where to write, for instance -o page.html")
     from harness.page.build import build_page  # they load what draws
     from harness.page.example_runs import example_runs
 
-    found, notes = read_cells(args.results, read_cell)
-    records = latest(found)
-    say(*notes)
+    records, notes = _read(args.results)
     page = build_page(
         records,
         title=args.title,
@@ -74,17 +79,58 @@ def run(args: argparse.Namespace) -> int:
         changes=_changes(args, records),
         runs=example_runs(records) if args.timeline else [],
     )
-    for target, text in (
-        (args.output, page.html),
-        (args.markdown, markdown_text(records) if args.markdown else ""),
-        (args.csv, sheet_text(records) if args.csv else ""),
+    files = {}
+    for name, target, text in (
+        ("page", args.output, page.html),
+        ("markdown", args.markdown, markdown_text(records) if args.markdown else ""),
+        ("csv", args.csv, sheet_text(records) if args.csv else ""),
     ):
         if target is not None:
             write_whole(target, text)
-            sys.stdout.write(f"{target}: written\n")
+            files[name] = str(target)
     if args.svg is not None:
         _write_figures(args.svg, page)
+        files["svg"] = str(args.svg)
+    if args.json:
+        body = {"records": len(records), "files": files, "answers": _answers(records)}
+        sys.stdout.write(json_text(body, indent=2) + "\n")
+    else:
+        for target in files.values():
+            sys.stdout.write(f"{target}: written\n")
     return 0
+
+
+def _answers(records: Sequence[CellRecord]) -> list[dict[str, object]]:
+    """The fastest of each problem, as plain values."""
+    from harness.page.answer import answers
+
+    return [
+        {
+            "where": row.where,
+            "cp": row.cp,
+            "seqlen": row.seqlen,
+            "pattern": row.pattern,
+            "strategy": row.best.names[0],
+            "time_s": row.best.time_s,
+            "ties": [*row.best.names[1:], *row.best.near],
+            "second": row.second,
+            "slower_by": row.margin,
+            "source": row.source.value,
+        }
+        for row in answers(records)
+    ]
+
+
+def _read(places: Sequence[Path]) -> tuple[list[CellRecord], list[str]]:
+    """The newest record of each cell of some results, and what could not be read."""
+    found: list[CellRecord] = []
+    notes: list[str] = []
+    for place in places:
+        records, said = read_cells(place, read_cell)
+        found += records
+        notes += said
+    say(*notes)
+    return latest(found), notes
 
 
 def _changes(args: argparse.Namespace, records: list[CellRecord]) -> "Changes | None":
@@ -92,9 +138,9 @@ def _changes(args: argparse.Namespace, records: list[CellRecord]) -> "Changes | 
         return None
     from harness.page.comparison import changes_of
 
-    before, notes = read_cells(args.compare, read_cell)
-    say(*notes)
-    return changes_of(compare(latest(before), records), str(args.compare), str(args.results))
+    before, _ = _read([args.compare])
+    after = ", ".join(map(str, args.results))
+    return changes_of(compare(before, records), str(args.compare), after)
 
 
 def _write_figures(folder: Path, page: "Page") -> None:
@@ -102,4 +148,3 @@ def _write_figures(folder: Path, page: "Page") -> None:
     for chart in page.charts:
         text = chart.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
         write_whole(folder / f"{chart.key}.svg", text if "xmlns=" not in chart.svg else chart.svg)
-    sys.stdout.write(f"{folder}: {len(page.charts)} figures\n")

@@ -12,10 +12,10 @@ from harness.page.charts import charts
 from harness.page.comparison import Changes
 from harness.page.groups import Chart
 from harness.page.heat import heat_tables
-from harness.page.labels import legend, pattern_labels
 from harness.page.provenance import commands, provenance
 from harness.records.cell import CellRecord, Source
 from harness.report.format import ABSENT, known, short, unprefixed, worst_error
+from harness.report.labels import legend, pattern_labels
 from harness.report.notes import crowded, refusals, trusted, uneven
 
 _NUMBER, _NAME, _PLAIN = "n", "name", ""

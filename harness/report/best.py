@@ -19,10 +19,13 @@ from harness.report.format import (
     short,
     unprefixed,
 )
+from harness.report.labels import pattern_labels
 
-_NUMBERS = 35
-"""Columns that a row takes beside its pattern and the names of strategies."""
+_MORE = 6
+"""Columns that the numbers of ties and of those near may take beside a name."""
 _LEAST = 11
+_TIME, _ENDS = 7, 14
+"""Columns of a time, and of memory and error."""
 NEAR = 0.1
 """Share within which simulated times count as near where no error is known: the mean errors of the
 fitted cluster h100-hamming are 5 to 9 % (runtime graph), and a datasheet cluster is less exact."""
@@ -112,21 +115,38 @@ def best_tables(records: Sequence[CellRecord], width: int) -> Iterator[tuple[str
         groups.setdefault(problem(entry), []).append(entry)
     for title, group in groups.items():
         if any(entry.ok for entry in group):
-            yield f"best, {title}", _table(group, width)
+            for ways in _columns(group, width):
+                yield f"best, {title}", _table(group, ways, width)
 
 
-def _table(records: Sequence[CellRecord], width: int) -> Table:
-    patterns = [entry.config.pattern for entry in records]
-    room = min(max(_LEAST + 1, *map(len, patterns)), max(_LEAST + 1, (width - _NUMBERS) // 4))
+Ways = Sequence[tuple[str, Sequence[Direction]]]
+"""Columns of a table: a heading, and the directions whose times are added."""
+
+
+def _columns(records: Sequence[CellRecord], width: int) -> Iterator[Ways]:
+    """Share out columns to tables: all in one where every name fits whole, else one in each."""
     shown = [way for way in Direction if any(entry.config.direction is way for entry in records)]
-    names = max((width - _NUMBERS - room) // (len(shown) + (len(shown) > 1)), _LEAST)
+    ways = [(way.value, [way]) for way in shown]
+    if len(shown) > 1:
+        ways.append(("both", shown))
+    names = max(len(unprefixed(entry.label)) for entry in records) + _MORE
+    patterns = max(map(len, pattern_labels(records).values()))
+    if patterns + len(ways) * (names + _TIME) + _ENDS <= width:
+        yield ways
+    else:
+        yield from ([way] for way in ways)
+
+
+def _table(records: Sequence[CellRecord], ways: Ways, width: int) -> Table:
+    labels = pattern_labels(records)
+    room = (width - max(map(len, labels.values())) - _ENDS) // len(ways) - _TIME - _MORE
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True)
-    for head in [*(way.value for way in shown), *(["both"] if len(shown) > 1 else [])]:
-        table.add_column(head, no_wrap=True)
+    for head, _ in ways:
+        table.add_column(f" {head}", no_wrap=True)
         table.add_column("ms", justify="right", no_wrap=True)
     measured = records[0].source is Source.MEASURED
-    for head in ("peak", "error" if measured else "±"):
+    for head in (" peak", " error" if measured else " ±"):
         table.add_column(head, justify="right", no_wrap=True)
     before = None
     for (cp, tokens, pattern), group in strategies_by_problem(records).items():
@@ -135,23 +155,23 @@ def _table(records: Sequence[CellRecord], width: int) -> Table:
         before = cp, tokens
         cells: list[str] = []
         last = None
-        for ways in [*([way] for way in shown), *([shown] if len(shown) > 1 else [])]:
-            last = best_of([[own[way] for way in ways] for own in group if own.keys() >= {*ways}])
-            cells += _cells(last, names)
+        for _, shown in ways:
+            last = best_of([[own[way] for way in shown] for own in group if own.keys() >= {*shown}])
+            cells += _cells(last, room)
         peak = ABSENT if last is None or last.peak_bytes is None else memory(last.peak_bytes)
         digits = ".1e" if measured else ".0%"
         error = ABSENT if last is None or last.error is None else f"{last.error:{digits}}"
-        table.add_row(broken(pattern, room), *cells, peak, error)
+        table.add_row(labels[pattern], *cells, f" {peak}", f" {error}")
     return table
 
 
-def _cells(best: Best | None, names: int) -> list[str]:
+def _cells(best: Best | None, room: int) -> list[str]:
     if best is None:
-        return [ABSENT, ""]
+        return [f" {ABSENT}", ""]
     more = f" +{len(best.names) - 1}" if len(best.names) > 1 else ""
     more += f" ~{len(best.near)}" if best.near else ""
-    first = unprefixed(best.names[0])
-    return [broken(first, names - len(more)) + more, milliseconds(best.time_s)]
+    lines = broken(unprefixed(best.names[0]), max(room, _LEAST)).replace("\n", "\n ")
+    return [f" {lines}{more}", f" {milliseconds(best.time_s)}"]
 
 
 def strategies_by_problem(

@@ -23,14 +23,13 @@ from harness.report.format import (
     unprefixed,
     worst_error,
 )
+from harness.report.labels import legend, pattern_labels
 from harness.report.notes import apart, crowded, drifting, refusals, same_plans, trusted, uneven
 from strategies import BASE
 
 _MIB = 2**20
 _NAME = 30
 """The longest name that is not broken."""
-_SHORT = 14
-"""The same where patterns would not fit side by side."""
 _FIGURES = 56
 """Columns that a measured cell's figures take."""
 _WIDE = 120
@@ -63,6 +62,9 @@ def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     wide = console.width >= _WIDE
     for title, group in _grouped(records, Source.SIMULATED):
         _print(console, title, simulated_tables(group, console.width))
+        _say(
+            console, *(f"{label}: {text}" for label, text in legend(pattern_labels(group)).items())
+        )
         _say(console, *(f"same plan: {text}" for text in same_plans(group)))
     calibrations = trusted(records)
     if calibrations:
@@ -147,20 +149,17 @@ def simulated_tables(records: Sequence[CellRecord], width: int) -> Iterator[Tabl
     names: dict[str, str] = {}
     for entry in records:
         names[entry.config.strategy] = max(names.get(entry.config.strategy, ""), entry.label)
-    patterns = list(dict.fromkeys(entry.config.pattern for entry in records))
+    labels = pattern_labels(records)
     space, cell = (1, 17) if wide else (0, 10)
-    side_by_side = width - len(patterns) * (cell + 1 + space)
-    longest = _longest("strategy", names.values(), max(_SHORT, min(_NAME, side_by_side)))
-    room = width - longest
-    fit = max(1, room // (cell + 1 + space))
+    longest = _longest("strategy", names.values())
     best, base = _best(records), _base(records)
     by_cell = {(e.config.strategy, e.config.pattern): e for e in records}
-    for start in range(0, len(patterns), fit):
-        shown = patterns[start : start + fit]
+    widths = {pattern: max(cell, len(label)) + 1 + space for pattern, label in labels.items()}
+    for shown in _side_by_side(widths, width - longest):
         table = _table(space)
         table.add_column("strategy", min_width=longest, no_wrap=True)
         for pattern in shown:
-            table.add_column(broken(pattern, cell), justify="right", no_wrap=True)
+            table.add_column(labels[pattern], justify="right", no_wrap=True)
         for name, text in names.items():
             cells = [
                 _simulated(by_cell.get((name, pattern)), best, base if wide else None)
@@ -180,6 +179,17 @@ def _any_plan(records: Sequence[CellRecord], pattern: str, *, wide: bool) -> str
             factor = _factor(entry.any_plan_bound_s / entry.bound_s)
             return f"{milliseconds(entry.any_plan_bound_s)} {factor}" + " " * 7 * wide
     return ""
+
+
+def _side_by_side(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Share out columns to tables, in order: as many as fit, at least one."""
+    shown: list[str] = []
+    for name, width in widths.items():
+        if shown and sum(widths[each] for each in shown) + width > room:
+            yield shown
+            shown = []
+        shown.append(name)
+    yield shown
 
 
 def _simulated(

@@ -12,12 +12,11 @@ from harness.page.answer import answers, headline
 from harness.page.bar_charts import time_parts
 from harness.page.build import build_page
 from harness.page.heat import heat_tables
-from harness.page.labels import legend, pattern_labels
-from harness.page.predicted import predicted_pairs
 from harness.page.provenance import commands
 from harness.plan.problem import Direction, Dtype
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
+from harness.report.labels import legend, pattern_labels
 from tests.harness.made import record
 
 VOID = {"meta", "link", "input", "br", "hr", "path", "use", "rect", "circle"}
@@ -191,8 +190,11 @@ def test_long_patterns_get_a_label_and_a_legend() -> None:
 def test_measured_and_simulated_records_of_one_cell_make_a_pair() -> None:
     here = replace(CELL, transport=Where.GLOO, cluster=None)
     other = replace(here, cp=2)
-    records = [made(CELL, 1.0), made(here, 2.0), made(other, 3.0)]
-    assert predicted_pairs(records) == [(records[0], records[1])]
+    records = [made(CELL, 1.0), made(here, 2.0), made(other, 3.0), made(replace(CELL, cp=2), 3.0)]
+    page = build_page(records)
+    assert page.charts[-1].key == "predicted"
+    assert page.charts[-1].note.startswith("2 cells, off by 25% on average, at worst 50%")
+    assert all(chart.key != "predicted" for chart in build_page(records[:3]).charts)
 
 
 def test_the_command_repeats_the_cells() -> None:

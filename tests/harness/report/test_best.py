@@ -145,7 +145,7 @@ def test_what_was_chosen_is_named_where_both_directions_chose_it() -> None:
         cell("grid", F, 1.0, resolved="grid:rows=3"),
         cell("grid", B, 1.0, resolved="grid:rows=2"),
     ]
-    words = lines(entries)[4].split()
+    words = lines(entries, 120)[4].split()
     assert words[1::2][:3] == ["grid:rows=3", "grid:rows=2", "grid"]
 
 
@@ -164,11 +164,15 @@ def test_rows_are_by_degree_length_and_pattern_and_fit_the_terminal() -> None:
         for at, name in enumerate(("double_ring:placement=contiguous,inner=2", "usp:2x3"))
         for way in Direction
     ]
-    for width in (80, 120):
+    for width in (80, 120, 200):
         text = lines(entries, width)
         assert max(map(len, text)) <= width
         assert "…" not in "".join(text)
-        assert [line.split()[0] for line in text if line.startswith("cp=")] == ["cp=2", "cp=6"]
+        degrees = [line.split()[0] for line in text if line.startswith("cp=")]
+        tables = 1 if width > 120 else 3  # one for each direction, so that no name is broken
+        assert degrees == ["cp=2", "cp=6"] * tables
+        whole = sum(" double_ring:placement=contiguous,inner=2 " in line for line in text)
+        assert whole == {80: 0, 120: 12, 200: 4}[width]  # 28 and 39 signs do not fit 80
 
 
 def test_simulated_times_that_may_be_in_another_order_are_counted_as_near() -> None:
