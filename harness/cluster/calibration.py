@@ -6,7 +6,7 @@ fitted range is still given, but marked: see `Calibration.inside`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from harness.cluster.calibration_rules import is_name, judge_errors, judge_secti
 from harness.cluster.effects import Eager, Effects
 from harness.cluster.kernel_model import BackwardKernel, ForwardKernel, Kernels
 from harness.cluster.link_model import Crowd, Curve, Links
+from harness.cluster.validated import ValidatedClass, validated_of
 from harness.plan.problem import Dtype
 
 T = TypeVar("T")
@@ -107,8 +108,9 @@ class Calibration:
         links: The links.
         effects: The effects of whole runs.
         range: Where it was fitted.
-        errors: Expected share of error by class: `kernel_forward`, `kernel_backward`, `near` and
-            `far` of single calls and messages; of whole plans see `plan_class`.
+        errors: Expected share of error of single calls and messages: `kernel_forward`,
+            `kernel_backward`, `near` and `far`.
+        validated: Errors of whole plans, class by class.
     """
 
     id: str
@@ -118,6 +120,7 @@ class Calibration:
     effects: Effects
     range: Range
     errors: Mapping[str, float]
+    validated: tuple[ValidatedClass, ...] = ()
 
     def __hash__(self) -> int:
         """Hash by id."""
@@ -179,15 +182,7 @@ def _calibration(body: Mapping[str, Any]) -> Calibration:
     value = Calibration(
         id=body["id"],
         hardware=_made("hardware", Hardware, body["hardware"]),
-        kernels=_made(
-            "kernels",
-            Kernels,
-            {
-                **kernels,
-                "forward": _made("kernels.forward", ForwardKernel, kernels["forward"]),
-                "backward": _made("kernels.backward", BackwardKernel, kernels["backward"]),
-            },
-        ),
+        kernels=kernels_of(kernels),
         links=_made(
             "links",
             Links,
@@ -203,8 +198,9 @@ def _calibration(body: Mapping[str, Any]) -> Calibration:
                 "eager": _made("effects.eager", Eager, eager),
             },
         ),
-        range=_made("range", Range, {k: _frozen(v) for k, v in body["range"].items()}),
+        range=range_of(body["range"]),
         errors=body["errors"],
+        validated=validated_of(body.get("validated", {}).get("classes", [])),
     )
     low, high = value.range.min_tokens, value.range.max_tokens
     if low > high:
@@ -212,11 +208,22 @@ def _calibration(body: Mapping[str, Any]) -> Calibration:
     return value
 
 
-def plan_class(*, eager: bool, nodes: int, backward: bool) -> str:
-    """The class of a whole plan's error: its runtime, one node or several, its direction."""
-    runtime = "eager" if eager else "graph"
-    where = "one_node" if nodes == 1 else "nodes"
-    return f"{runtime}_{where}_{'backward' if backward else 'forward'}"
+def kernels_of(body: Mapping[str, Any]) -> Kernels:
+    """Kernels from their sections.
+
+    Raises:
+        KeyError, TypeError, ValueError: As `load` says of a file.
+    """
+    parts = {
+        "forward": _made("kernels.forward", ForwardKernel, body["forward"]),
+        "backward": _made("kernels.backward", BackwardKernel, body["backward"]),
+    }
+    return _made("kernels", Kernels, {**body, **parts})
+
+
+def range_of(body: Mapping[str, Any]) -> Range:
+    """A range from its section; raises as `kernels_of`."""
+    return _made("range", Range, {k: _frozen(v) for k, v in body.items()})
 
 
 @cache
@@ -272,7 +279,24 @@ def dump(value: Calibration, sources: Mapping[str, str]) -> str:
     lines.append("\n[errors]")
     source = sources.get("errors", sources[""])
     lines += [f"{k} = {_text(v)}  # {source}" for k, v in value.errors.items()]
+    lines.append(validated_text(value.validated, sources.get("validated", source)))
     return "\n".join(lines) + "\n"
+
+
+def validated_text(validated: Sequence[ValidatedClass], source: str) -> str:
+    """The section of validated classes, one a line; empty if there are none.
+
+    Args:
+        validated: The classes.
+        source: What they cite.
+    """
+    if not validated:
+        return ""
+    lines = ["", "[validated]", f"classes = [  # {source}"]
+    for one in validated:
+        values = (f"{f.name} = {_text(getattr(one, f.name))}" for f in fields(ValidatedClass))
+        lines.append(f"    {{ {', '.join(values)} }},  # {source}")
+    return "\n".join([*lines, "]"])
 
 
 def _text(value: object) -> str:

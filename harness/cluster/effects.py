@@ -21,6 +21,7 @@ class Effect(StrEnum):
         gets less than a pair's bandwidth.
     MERGE: Folding partial results into accumulators.
     START: The time until a plan's first kernel runs.
+    JOIN: Many nodes do not begin at once: a graph over more than four waits for the last.
     IMBALANCE: Ranks with unequal work; off, every rank's tiles take the mean.
     """
 
@@ -30,10 +31,14 @@ class Effect(StrEnum):
     CONTENTION = "contention"
     MERGE = "merge"
     START = "start"
+    JOIN = "join"
     IMBALANCE = "imbalance"
 
 
 ALL = frozenset(Effect)
+
+FEW_NODES = 4
+"""Up to so many nodes begin as one: grids over 2 and 4 nodes of A800 show no such wait."""
 
 SAID: dict[Effect, str] = {
     Effect.HOST: "host time of every launch, in eager torch",
@@ -42,6 +47,7 @@ SAID: dict[Effect, str] = {
     Effect.CONTENTION: "a GPU's transfers at once share its links",
     Effect.MERGE: "folding partial results into accumulators",
     Effect.START: "the time until the first kernel runs",
+    Effect.JOIN: "the time until the last of many nodes begins",
     Effect.IMBALANCE: "unequal work; off, all ranks take the mean",
 }
 """Each in a few words."""
@@ -83,6 +89,8 @@ class Effects:
         start_s: Time until a plan's first kernel runs.
         passes: How often a fused merge moves the accumulators: read the part, read and write it.
         eager: The eager torch runtime.
+        join_s: Time until the last of more than `FEW_NODES` nodes has begun, in a captured graph;
+            eager hosts have drifted apart by more.
     """
 
     near: Crowd
@@ -92,3 +100,4 @@ class Effects:
     start_s: float
     passes: float
     eager: Eager
+    join_s: float = 0.0

@@ -49,6 +49,7 @@ class ForwardKernel:
         causal: Time of an unmasked pair in a causal call, relative to one in a full call.
         diagonal_keys: Extra keys that a block on the diagonal costs, for the mask.
         splits: Whether this build splits keys at all.
+        longest_first: Whether a causal call launches its longest blocks first.
     """
 
     launch_s: float
@@ -60,6 +61,7 @@ class ForwardKernel:
     causal: float
     diagonal_keys: float
     splits: bool
+    longest_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Kernels:
         backward: And of the backward one.
         whole_keys: A causal call works on whole parts of so many keys, also where the diagonal
             crosses one.
+        name: Which library's kernels these are.
     """
 
     sms: int
@@ -108,6 +111,7 @@ class Kernels:
     forward: ForwardKernel
     backward: BackwardKernel
     whole_keys: int = 1
+    name: str = "flash-attn-2"
 
     def seconds(
         self,
@@ -200,6 +204,10 @@ def _forward_s(kernels: Kernels, shape: _Shape) -> float:
         fixed = rate * fitted.diagonal_keys + fitted.block_s
         visits = _triangle(across, height, splits, shape, step, kernels.whole_keys)
         works = [rate * fitted.causal * keys + fixed for keys in visits]
+        if fitted.longest_first:
+            works.sort(reverse=True)
+            time = _longest_first(works, shape.heads, shape.sms)
+            return fitted.launch_s + time + extra
         time = _dispatch(works, shape.heads, shape.sms, fitted.alone)
         return fitted.launch_s + time + extra
     along = -(-math.ceil(shape.columns * shape.density / splits) // step) * step
@@ -279,6 +287,20 @@ def _dispatch(works: list[float], heads: int, sms: int, alone: float) -> float:
         # The last blocks are the longest, and the SMs end them evenly spread.
         return sum(works) * heads / sms + max(works) / 2
     return max(_ends(iter(works * heads), sms, alone))
+
+
+def _longest_first(works: list[float], heads: int, sms: int) -> float:
+    """Time blocks, one on an SM at a time, the longest of all heads first: the last ones are short.
+
+    Source: FlashAttention 3, hopper/tile_scheduler.hpp, which deals causal tiles so.
+    """
+    if len(works) * heads > _EXACT_BLOCKS:
+        return max(works[0], sum(works) * heads / sms)
+    free = [0.0] * min(sms, len(works) * heads)
+    for work in works:
+        for _ in range(heads):
+            heapreplace(free, free[0] + work)
+    return max(free)
 
 
 def _ends(queue: Iterator[float], sms: int, alone: float) -> Iterator[float]:

@@ -46,10 +46,28 @@ def link_between(src: Place, dst: Place, gpus_per_node: int) -> LinkClass:
 
 
 class Runtime(StrEnum):
-    """How work reaches the GPU: a captured graph, or one launch after another by eager torch."""
+    """How work reaches the GPU.
+
+    GRAPH: A captured graph: no launch costs host time.
+    EAGER: One launch after another by eager torch. Each tensor is a message of its own, a transfer
+        between nodes waits for the kernel before it, and merges are separate operations.
+    TE: As Transformer Engine: eager torch whose transfers have a stream of their own and move keys
+        and values as one message.
+    """
 
     GRAPH = "graph"
     EAGER = "eager-torch"
+    TE = "te"
+
+    @property
+    def eager(self) -> bool:
+        """Whether every launch costs host time."""
+        return self is not Runtime.GRAPH
+
+    @property
+    def own_stream(self) -> bool:
+        """Whether transfers have a stream of their own, though the host launches them."""
+        return self is Runtime.TE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

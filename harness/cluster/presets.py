@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration, calibration, load
+from harness.cluster.kernel_choice import with_kernel
 from harness.cluster.machine import Cluster, Gpu, Link
 from harness.errors import UnsupportedError
 from patterns.outside import did_you_mean
@@ -98,11 +99,42 @@ def measured(fitted: Calibration) -> Cluster:
     )
 
 
+def h100_today() -> Cluster:
+    """The links and hosts of h100-hamming with the attention kernel that frameworks run today."""
+    fitted = with_kernel(calibration("h100-hamming"), "flash-attn-3")
+    return replace(measured(fitted), name="h100")
+
+
+def cluster_with(machine: Cluster, text: str) -> Cluster:
+    """A cluster with options as they are typed behind its name: `kernel=cudnn`.
+
+    Raises:
+        ValueError: An option or its value is unknown, or the cluster was never measured.
+    """
+    for option in text.split(","):
+        key, _, value = option.partition("=")
+        if key != "kernel" or not value:
+            raise ValueError(f"cluster option ({option}) is unknown; choose from kernel=NAME")
+        if machine.fitted is None:
+            raise ValueError(
+                f"cluster ({machine.name}) has datasheet numbers and no kernel model; "
+                "kernel= needs a calibrated cluster"
+            )
+        machine = replace(measured(with_kernel(machine.fitted, value)), name=machine.name)
+    return machine
+
+
 _FITTED = ("h100-hamming", "dgx-h100", "h800", "a800", "a100", "h200", "local-cpu")
 
 CLUSTERS: Mapping[str, Cluster] = {
     c.name: c
-    for c in (*(measured(calibration(name)) for name in _FITTED), h100(8), h100(1), h100(2))
+    for c in (
+        *(measured(calibration(name)) for name in _FITTED),
+        h100_today(),
+        h100(8),
+        h100(1),
+        h100(2),
+    )
 }
 """The presets, the default first: measured, so that its times have an expected error."""
 
@@ -114,11 +146,15 @@ def cluster(name: str = DEFAULT_CLUSTER) -> Cluster:
 
     Args:
         name: Of a preset; or a path that ends in `.toml`, of a file that `calibrate` wrote or that
-            has the same form.
+            has the same form. Options may follow a colon: `h100:kernel=cudnn`.
 
     Raises:
-        ValueError: Unknown name, with the choices; or a file that is not a calibration.
+        ValueError: Unknown name, with the choices; an unknown option; or a file that is not a
+            calibration.
     """
+    plain, colon, options = name.partition(":")
+    if colon:
+        return replace(cluster_with(cluster(plain), options), name=name)
     if name.endswith(".toml"):
         return measured(load(Path(name)))
     if name not in CLUSTERS:

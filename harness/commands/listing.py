@@ -40,6 +40,7 @@ class _ClusterEntry(TypedDict):
     gpus_per_node: int
     calibration: str
     errors: dict[str, float]
+    kernel: str | None
 
 
 class _ModelEntry(TypedDict):
@@ -130,6 +131,7 @@ def _clusters(names: Sequence[str] = ()) -> list[_ClusterEntry]:
             gpus_per_node=c.gpus_per_node,
             calibration=c.calibration,
             errors={} if c.fitted is None else dict(c.fitted.errors),
+            kernel=None if c.fitted is None else c.fitted.kernels.name,
         )
         for c in CLUSTERS.values()
     ]
@@ -173,13 +175,19 @@ def _show_clusters(console: Output, names: Sequence[str]) -> None:
     console.print(Text("clusters", style="bold"))
     console.print("a .toml file that `calibrate` wrote is a cluster too: --cluster FILE")
     for entry in _clusters():
-        plans = [v for k, v in entry["errors"].items() if k.startswith(("graph", "eager"))]
+        fitted = CLUSTERS[entry["name"]].fitted
+        plans = [] if fitted is None else [one.mean for one in fitted.validated]
         size = f"{entry['nodes']} x {entry['gpus_per_node']} {entry['gpu']}"
-        known = f"expected error {min(plans):.0%} to {max(plans):.0%}" if plans else ""
+        known = (
+            f"expected error {min(plans):.0%} to {max(plans):.0%}, in {len(plans)} classes of plans"
+            if plans
+            else ""
+        )
         console.print()
         beside(console, entry["name"], size)
         beside(console, "", entry["calibration"])
         if entry["calibration"].startswith("calibration"):
+            beside(console, "", f"kernel {entry['kernel']}")
             beside(console, "", known or _unknown(entry["name"]))
 
 

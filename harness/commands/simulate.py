@@ -99,14 +99,16 @@ def _predict(
             "calibration_id": None,
             "inside_range": None,
             "expected_error": None,
+            "expected_error_p90": None,
+            "kernel": None,
             "runtime": runtime.value,
             "adds_s": {},
         }
-    eager = runtime is Runtime.EAGER
-    prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
+    eager, own = runtime.eager, runtime.own_stream
+    prices = pricer(plan.problem, plan.direction, fitted, eager=eager, own_stream=own)
     shape = skeleton_on(program, fitted, eager=eager)
     time_s = prices.seconds_of(shape)
-    said = trust(plan.problem, shape, prices)
+    said = trust(plan.problem, shape, prices, time_s)
     adds = {}
     if explain:
         for effect in sorted(ALL):
@@ -118,6 +120,8 @@ def _predict(
         "calibration_id": said.calibration_id,
         "inside_range": said.inside,
         "expected_error": said.expected_error,
+        "expected_error_p90": said.p90,
+        "kernel": said.kernel,
         "runtime": runtime.value,
         "adds_s": adds,
     }

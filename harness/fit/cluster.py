@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.cluster.calibration import Calibration, Range, calibration
-from harness.cluster.effects import Effects
+from harness.cluster.effects import FEW_NODES, Effects
 from harness.cluster.link_model import Crowd, Curve, Links
 from harness.fit.hosts import fit_hosts
 from harness.fit.kernels import fit_kernels
@@ -15,7 +15,9 @@ from harness.fit.links import fit_curve, message_times
 from harness.fit.minimise import Reals, simplex
 from harness.fit.tables import halves, read
 from harness.plan.problem import Direction, Dtype
-from harness.reproduce.published_runs import Case, case_of, predict_run
+from harness.reproduce.case import Case
+from harness.reproduce.measured_runs import cases_of
+from harness.reproduce.published_runs import predict_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ def _transferred(value: Calibration, machine: Machine) -> Calibration:
 def cases(folder: Path, gpu: str) -> list[Case]:
     """All rows of whole runs of one GPU that can be predicted and are more than noise."""
     rows = read(folder, "measured_dist_attn.csv") + read(folder, "measured_bsa_h100.csv")
-    made = [case_of(row) for row in rows if row["gpu"] == gpu]
+    made = [case for row in rows if row["gpu"] == gpu for case in cases_of(row)]
     return [case for case in made if isinstance(case, Case) and not case.noisy]
 
 
@@ -213,6 +215,7 @@ _LARGE_BYTES = 250e6
 _PASSES = 3.0
 _MERGE_PASSES = 8.1  # counted in the UltraAttn harness's merge, 6.5, at 0.8 of the bandwidth
 _GAIN = 0.99
+_JOIN_S = 1e-3  # where the search begins
 
 
 def fit_effects(
@@ -231,11 +234,14 @@ def fit_effects(
     few = sorted({c.nodes for c in square})[:2]
     eager = [c for c in square if c.nodes in few]  # more nodes add no parameter, only time
     fused = [c for c in fit if c.nodes == 1 and c.strategy == "grid-fused"]
-    far = [c for c in plans if c not in one_node]
+    far = [c for c in plans if c not in one_node and c.nodes <= FEW_NODES]
+    many = [c for c in plans if c not in one_node and c.nodes > FEW_NODES]
+    many += [c for c in fit if c.strategy == "grid-fused" and c.nodes > FEW_NODES]
     groups: list[tuple[list[Case], list[float], Apply]] = [
         (one_node, _near_of(value), _with_near if machine.splits else _with_near_and_splits),
         (fused, _collective_of(value), _with_collective),
         (far, _far_of(value), _with_far),
+        (many, [value.effects.join_s or _JOIN_S], _with_join),
     ]
     if not machine.splits:
         groups[0][1].append(value.kernels.forward.split_efficiency)
@@ -353,6 +359,10 @@ def _with_far(value: Calibration, x: Reals) -> Calibration:
         held_sms=float(x[3]),
     )
     return replace(value, effects=replace(value.effects, far=far))
+
+
+def _with_join(value: Calibration, x: Reals) -> Calibration:
+    return replace(value, effects=replace(value.effects, join_s=float(x[0])))
 
 
 def cluster_sources(machine: Machine, date: str) -> dict[str, str]:

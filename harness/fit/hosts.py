@@ -14,7 +14,8 @@ from harness.cluster.calibration import Calibration
 from harness.cluster.effects import ALL, Effect
 from harness.fit.minimise import Reals
 from harness.plan.problem import Direction
-from harness.reproduce.published_runs import Case, baseline, baseline_convention, predict_run
+from harness.reproduce.case import Case
+from harness.reproduce.published_runs import baseline, baseline_convention, predict_run
 from harness.simulate.job_costs import launched_by
 from harness.simulate.jobs import LaunchCounts
 

@@ -37,9 +37,11 @@ def structure_of(config: Config, fitted: Calibration, folder: Path | None) -> St
         return kept
     context = Context(gpus_per_node=fitted.hardware.gpus_per_node)
     if searches(config) and config.cluster is not None:
-        context = context_on(cluster(config.cluster))
+        machine = cluster(config.cluster)
+        width = fitted.hardware.gpus_per_node
+        context = context_on(replace(machine, gpus_per_node=width, fitted=fitted))
     program = proved(strategy(config.strategy), config.problem, config.direction, context)
-    made = structure(program, fitted, eager=config.runtime is Runtime.EAGER)
+    made = structure(program, fitted, eager=(config.runtime or Runtime.GRAPH).eager)
     if folder is not None:
         keep(folder, name, text_of(made))
     return made

@@ -32,6 +32,8 @@ Prose = Annotated[str, prose]
 _SUMMARY = "summary"
 _LEFT_OUT: Mapping[str, bool] = {_SUMMARY: False}
 """Marks fields that a row of a table has no room for."""
+_LATER: Mapping[str, bool] = {"later": True}
+"""Marks fields that lines written before them lack."""
 
 
 class Status(StrEnum):
@@ -82,6 +84,7 @@ class CellRecord:
         inside_range: Whether all kernels and messages lie where that was measured.
         expected_error: Mean share by which it missed such plans; null where that is not known, as
             always outside the range.
+        expected_error_p90: Nine in ten of them it missed by at most this share; null as that.
         imbalance_lockstep: As `imbalance`, with ranks that wait for one another after each step.
         link_bytes: By kind of link, over all ranks.
         planned_tokens: Length of the plan that was simulated, scaled to the cell's.
@@ -115,6 +118,7 @@ class CellRecord:
     calibration: str | None = None
     inside_range: bool | None = None
     expected_error: Share | None = None
+    expected_error_p90: Share | None = field(default=None, metadata=_LATER)
     imbalance_lockstep: Share | None = None
     link_bytes: Mapping[str, int] | None = field(default=None, metadata=_LEFT_OUT)
     planned_tokens: Annotated[int, counts(1)] | None = None
@@ -177,6 +181,11 @@ def _contradiction(record: CellRecord) -> str:
     """Say which fields contradict one another; empty if no fields do."""
     if record.ok and record.time_s is None:
         return "time_s (None) must be a number where status is ok"
+    if record.expected_error is None and record.expected_error_p90 is not None:
+        return (
+            f"expected_error_p90 ({record.expected_error_p90:g}) must be null where "
+            "expected_error is"
+        )
     if record.expected_error is not None and record.inside_range is not True:
         return (
             f"expected_error ({record.expected_error:g}) must be null where inside_range is "
@@ -266,11 +275,12 @@ def from_json(line: JsonObject) -> CellRecord:
 
 
 def _needed(kind: type[Config | CellRecord], schema: int) -> list[str]:
-    """Fields that a line of this schema has: of 1 those without a default, of others all."""
+    """Fields that a line of this schema has: of 1 those without a default, of 2 most."""
     return [
         each.name
         for each in fields(kind)
         if each.name != "config"
+        and not each.metadata.get("later")
         and (schema > 1 or (each.default is MISSING and each.default_factory is MISSING))
     ]
 

@@ -1,7 +1,4 @@
-"""Measured runs of published harnesses: which plan each row is, and what the predictor says.
-
-Rows come from tables with the columns of `measured_dist_attn.csv` and `measured_bsa_h100.csv`. What
-no strategy here plans, and what is known to be wrong or only noise, is skipped with its reason.
+"""Predictions of measured runs of published harnesses, each as it was run.
 
     ultra, manual, one node        grid:rows=Y, as a queue launched ahead; fused by collectives
     ultra, manual, several nodes   grid:rows=Y of nodes, each tile the best grid inside a node
@@ -9,25 +6,36 @@ no strategy here plans, and what is known to be wrong or only noise, is skipped 
                                    in the node that the level `node` of ultraattn gives it
     ultra, device_tile             the plan of ultraattn here against theirs, whose ties are unknown
     ring, zigzag, stripe           the strategy of that name in eager torch
+    methods of charts, double ring the strategy that `measured_runs` names, as the product runs it
+
+What follows a rule is planned once for each structure and scaled, as the product does it
+(`prepare.scalable_plan`); what searches is planned at the row's own size and heads, on its cluster.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
+from harness.base.cache import cache_folder
 from harness.cluster.calibration import Calibration
 from harness.cluster.effects import ALL, Effect
-from harness.plan.dependencies import rebuilt
+from harness.cluster.machine import Runtime
+from harness.cluster.presets import cluster
+from harness.cluster.validated import PlanClass
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.sharding import Sharding, split
 from harness.planning.block_assignment import row_owner
 from harness.planning.block_transfers import plan_allocation
 from harness.planning.strategy import Context
+from harness.prepare.scalable_plan import Structure
+from harness.prepare.scalable_plan_cache import structure_of
 from harness.proved.plans import proved
+from harness.records.config import Config, Where
+from harness.reproduce.case import HEAD_DIM, Case
+from harness.reproduce.ultraattn_rows import PAIRED_NODES, chunks_of
+from harness.simulate.calibrated import NEXT_TO_NONE, pricer, regime_of
 from harness.simulate.job_costs import TORCH, ULTRA, Convention, Pricer
 from harness.simulate.job_graph import skeleton
 from harness.simulate.jobs import Skeleton
@@ -38,212 +46,8 @@ from patterns.pattern import Pattern
 from patterns.table import TableMask, table_bands
 from strategies import strategy
 
-PublishedRow = Mapping[str, str]
-
-CALIBRATION_OF_GPU = {"H800": "h800", "A800": "a800", "A100": "a100", "H100": "h100-hamming"}
-"""Calibration of each GPU label of the tables."""
-
-_EAGER = ("ring", "zigzag", "stripe")
-_SEARCH_S = 1  # CPU seconds per tiling and per schedule of ultraattn
+_SEARCH_S = 0.2  # CPU seconds per tiling and per schedule of ultraattn
 _PER_CHUNK = 1024  # tokens of the reference problem
-_RAW = {"strided": 16, "global_local": 16, "star": 4, "streaming": 8}  # Source: UltraAttn, tables
-_HEAD_DIM = 128
-_MOST_GPUS = 1024  # a ring of so many is planned in a minute
-_MOST_SEARCHED = 64  # others take long to search or to lay out
-_DENSE = ("full", "causal")
-_MODES = ("normal", "nocomm", "nocomp")
-_PAIRED_NODES = 8  # of so many a strided pattern joins pairs; fewer it keeps apart
-_OWNER_NODES = (1, 2, 4, _PAIRED_NODES)
-_NOISE_S = 0.3e-3  # below it measured times of this harness repeat only within 14 %
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """The configuration that a row measures.
-
-    Attributes:
-        gpu: Label of the GPU model.
-        nodes: How many.
-        gpus_per_node: GPUs of a node.
-        pattern: Who attends whom.
-        direction: `fwd` or `bwd`.
-        strategy: Label of the plan.
-        heads: Query heads, of all sequences of a batch.
-        seqlen_q: Query tokens.
-        seqlen_kv: Key tokens.
-        rows: Y of a grid, else 0.
-        mode: `normal`, `nocomm` or `nocomp`.
-        measured_s: The measured time.
-        author_s: The authors' own prediction, if known.
-        levels: Of a plan of `ultraattn`, which of its levels.
-    """
-
-    gpu: str
-    nodes: int
-    gpus_per_node: int
-    pattern: str
-    direction: str
-    strategy: str
-    heads: int
-    seqlen_q: int
-    seqlen_kv: int
-    rows: int
-    mode: str
-    measured_s: float
-    author_s: float | None
-    levels: str = ""
-
-    @property
-    def cp(self) -> int:
-        """Ranks."""
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def pass_(self) -> Direction:
-        """Direction of the plan."""
-        return Direction.FORWARD if self.direction == "fwd" else Direction.BACKWARD
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the time is too short to repeat."""
-        return not self.is_eager and self.measured_s < _NOISE_S
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether it is a baseline in eager torch."""
-        return self.strategy in _EAGER
-
-
-def case_of(row: PublishedRow) -> Case | str:
-    """Read a row; a text says why it is skipped."""
-    if row["gpu"] not in CALIBRATION_OF_GPU:
-        gpu = row["gpu"] or "(none)"
-        return f"there is no calibration of {gpu}; there is one of {', '.join(CALIBRATION_OF_GPU)}"
-    if row["strategy"] not in ("ultra", *_EAGER):
-        known = ", ".join(("ultra", *_EAGER))
-        return f"strategy {row['strategy'] or '(none)'} does not exist here; {known} do"
-    try:
-        case = _sparse(row) if "author_predicted_s" in row else _dense(row)
-    except KeyError as error:
-        return f"the row cannot be read: it has no column {error}"
-    except TypeError:
-        return "the row cannot be read: it ends before its last column"
-    except ValueError as error:
-        return f"the row cannot be read: {type(error).__name__}: {error}"
-    return case if isinstance(case, str) else _refused(case) or case
-
-
-def _refused(case: Case) -> str:
-    """Reason why a row is inconsistent or cannot be planned; empty if it can."""
-    counts = (case.seqlen_q, case.seqlen_kv, case.heads, case.nodes, case.gpus_per_node)
-    if not (0 < case.measured_s < math.inf) or min(counts) <= 0:
-        return "the row cannot be read: times, lengths, heads and GPUs must be positive and finite"
-    named = (
-        ("direction", case.direction, ("fwd", "bwd")),
-        ("mode", case.mode, _MODES),
-        ("pattern", case.pattern, (*_DENSE, *_RAW)),
-    )
-    for what, name, known in named:
-        if name not in known:
-            return f"{what} {name or '(none)'} does not exist here; {', '.join(known)} do"
-    most = _MOST_GPUS if case.is_eager else _MOST_SEARCHED
-    if case.cp > most:
-        return f"{case.cp} GPUs are more than the {most} that such plans are made for here"
-    if case.strategy.startswith("grid"):
-        return _refused_grid(case)
-    return "" if case.is_eager else _refused_allocation(case)
-
-
-def _refused_grid(case: Case) -> str:
-    ranks = case.gpus_per_node if case.nodes == 1 else case.nodes
-    if not case.rows or ranks % case.rows:
-        return f"a grid of {case.rows} rows does not fit {ranks} GPUs or nodes"
-    return "" if case.pattern == "full" else f"grids of pattern {case.pattern} do not exist here"
-
-
-def _refused_allocation(case: Case) -> str:
-    if case.pattern in _DENSE:
-        return f"allocations of pattern {case.pattern} do not exist here"
-    if _chunks(case) % case.cp:
-        return f"{_chunks(case)} chunks of pattern {case.pattern} do not divide by {case.cp} GPUs"
-    if case.strategy == "owner" and not case.levels and case.nodes not in _OWNER_NODES:
-        return f"pattern strided on {case.nodes} nodes was not measured and is not planned here"
-    return ""
-
-
-def _dense(row: PublishedRow) -> Case | str:
-    if row["gpus_per_node"] == "1":
-        return "8 nodes of 1 GPU are an emulation"
-    mode, fused = row["mode"] or "normal", row["kernel_tile"] == "1"
-    if row["strategy"] == "ultra":
-        if row["scheduler"] != "manual":
-            return "the allocation of blocks to GPUs is unknown"
-        label = "grid-fused" if fused else "grid"
-        if mode != "normal" and (fused or row["heads"] != "32"):
-            return "the switches nocomm and nocomp do not act on fused plans"
-    else:
-        label = row["strategy"]
-    return Case(
-        gpu=row["gpu"],
-        nodes=int(row["nodes"]),
-        gpus_per_node=int(row["gpus_per_node"]),
-        pattern=row["pattern"],
-        direction=row["direction"],
-        strategy=label,
-        heads=_heads(row),
-        seqlen_q=int(row["Sq"]),
-        seqlen_kv=int(row["Skv"]),
-        rows=int(row["Y"] or 0),
-        mode=mode,
-        measured_s=float(row["time_s"]),
-        author_s=None,
-    )
-
-
-def _heads(row: PublishedRow) -> int:
-    """Heads of all sequences: a kernel and a transfer take them alike.
-
-    Raises:
-        ValueError: The heads have another width than all measured ones.
-    """
-    if int(row["head_dim"]) != _HEAD_DIM:
-        raise ValueError(f"head_dim ({row['head_dim']}) must be {_HEAD_DIM}, as was measured")
-    return int(row["heads"]) * int(row["bs"])
-
-
-def _sparse(row: PublishedRow) -> Case | str:
-    nodes, seqlen = int(row["nodes"]), int(row["S"])
-    pattern, levels = row["pattern"], ""
-    if row["strategy"] == "ring":
-        label = "ring"
-    elif row["allocation"] == "device_tile":
-        fused = row["kernel_tile"] == "1"
-        label, levels = "ultraattn", "node+device+schedule" + ("+kernel" if fused else "")
-    elif row["allocation"] == "node_tile":
-        label, levels = "owner", "" if nodes == 1 or pattern == "strided" else "node+schedule"
-    else:
-        return f"allocation {row['allocation'] or '(none)'} does not exist here"
-    if pattern == "global_local" and nodes == 8 and seqlen < 256 * 1024:
-        return "8 nodes, global+local, under 256K: variants differ up to 12.7 times by noise"
-    return Case(
-        gpu=row["gpu"],
-        nodes=nodes,
-        gpus_per_node=int(row["gpus_per_node"]),
-        pattern=pattern,
-        direction=row["direction"],
-        strategy=label,
-        heads=_heads(row),
-        seqlen_q=seqlen,
-        seqlen_kv=seqlen,
-        rows=0,
-        mode="normal",
-        measured_s=float(row["time_s"]),
-        author_s=float(row["author_predicted_s"]) if row["author_predicted_s"] else None,
-        levels=levels,
-    )
-
-
-# Predictions ---------------------------------------------------------------------------------
 
 
 def predict_run(case: Case, calibration: Calibration, effects: frozenset[Effect] = ALL) -> float:
@@ -256,20 +60,83 @@ def predict_run(case: Case, calibration: Calibration, effects: frozenset[Effect]
         scale_kv=1.0,
         heads=case.heads,
         effects=effects,
+        nodes=case.nodes,
     )
+    if case.text:
+        return _as_typed(case, calibration, effects)
     if case.is_eager:
         return _eager(case, pricer)
     pricer.compute, pricer.transfers = case.mode != "nocomp", case.mode != "nocomm"
     if case.levels:
-        text = f"ultraattn:levels={case.levels},seconds={_SEARCH_S}"
-        shape = planned_run(text, case.pattern, case.cp, case.gpus_per_node, case.pass_)
-        return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
+        return pricer.seconds_of(_at_own_size(case, calibration).shape)
     if case.strategy == "owner":
         return _owner(case, pricer)
     fused = case.strategy == "grid-fused"
     if case.nodes == 1:
         return _grid(case, pricer, case.seqlen_q, case.seqlen_kv, case.rows, fused=fused)
     return _nodes(case, pricer, fused=fused)
+
+
+def kinds_of(case: Case) -> tuple[str, ...]:
+    """Kinds of the transfers that a run makes; see `cluster.transfer_kinds`."""
+    if case.text:
+        return _kinds(_structure(_typed(case), fitted_of(case)).shape)
+    if case.is_eager:
+        return _kinds(baseline(case))
+    if case.strategy == "owner" and case.nodes != PAIRED_NODES:
+        return _kinds(
+            _owned(case.pattern, case.cp, chunks_of(case), case.gpus_per_node, case.pass_)
+        )
+    if case.strategy == "owner":  # a GPU exchanges with its peer in the other node of its pair
+        return ("far one_peer", "near several_peers")
+    fused = ",fused=true" if case.strategy == "grid-fused" else ""
+    text = f"grid:rows={case.rows}{fused}"
+    if case.nodes == 1:
+        return _kinds(planned_run(text, "full", case.cp, case.gpus_per_node, case.pass_))
+    far = _kinds(planned_run(text, "full", case.nodes, 1, case.pass_))
+    inner = "grid:fused=true" if fused and case.heads == 1 else "grid"
+    gpus = case.gpus_per_node
+    return tuple(sorted({*far, *_kinds(planned_run(inner, "full", gpus, gpus, case.pass_))}))
+
+
+def _kinds(shape: Skeleton) -> tuple[str, ...]:
+    return tuple(kind for kind in shape.kinds.split(",") if kind)
+
+
+def fitted_of(case: Case) -> Calibration:
+    """The calibration that predicts a run."""
+    found = cluster(case.cluster).fitted
+    assert found is not None  # every cluster that predicts runs is
+    return found
+
+
+def class_of_run(case: Case, predicted_s: float, fixed_s: float) -> PlanClass:
+    """The class of a run, as of a plan here.
+
+    Args:
+        case: The run.
+        predicted_s: Its predicted time.
+        fixed_s: What is predicted for next to no tokens: see `next_to_none`.
+    """
+    kinds = kinds_of(case)
+    graph = Runtime.EAGER if case.is_eager else Runtime.GRAPH
+    return PlanClass(
+        runtime=case.runtime if case.text else graph.value,
+        direction=case.pass_.value,
+        nodes=case.nodes if any(kind.startswith("far") for kind in kinds) else 1,
+        transfers=kinds,
+        regime=regime_of(min(1.0, fixed_s / predicted_s)),
+    )
+
+
+def next_to_none(case: Case) -> Case:
+    """The same run with next to no tokens, as `calibrated.latency_share` has it."""
+    most = max(case.seqlen_q, case.seqlen_kv)
+    tokens = min(most, case.cp * NEXT_TO_NONE)
+    least = case.cp
+    seqlens = (max(least, n * tokens // most) for n in (case.seqlen_q, case.seqlen_kv))
+    seqlen_q, seqlen_kv = seqlens
+    return replace(case, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
 
 
 def _scaled(pricer: Pricer, shape: Skeleton, seqlen_q: int, seqlen_kv: int) -> float:
@@ -284,11 +151,9 @@ def _eager(case: Case, pricer: Pricer) -> float:
 
 def baseline(case: Case) -> Skeleton:
     """The skeleton of a ring, zigzag or stripe as it was measured."""
-    # The measured zigzag and stripe know causal masks only: their rows of a full pattern ran one.
-    pattern = case.pattern if case.strategy == "ring" else "causal"
     # The measured rings send everything everywhere, needed or not.
     text = "ring-classic" if case.strategy == "ring" else f"{case.strategy}:prune=false"
-    return planned_run(text, pattern, case.cp, case.gpus_per_node, case.pass_, eager=True)
+    return planned_run(text, case.ran, case.cp, case.gpus_per_node, case.pass_, eager=True)
 
 
 def baseline_convention(case: Case) -> Convention:
@@ -315,7 +180,7 @@ def _nodes(case: Case, pricer: Pricer, *, fused: bool) -> float:
     def inside(call: TimedCall) -> float:
         if call not in known:
             lengths = round(call.rows * scale_q), round(call.columns * scale_kv)
-            part = replace(pricer, tile_s=None, far_ranks=1)
+            part = replace(pricer, tile_s=None, far_ranks=1, nodes=1)
             start = Effect.START in pricer.effects
             # Measured plans over nodes are fused at both levels or at none.
             plans = [(y, fused and case.heads == 1) for y in _divisors(case.gpus_per_node)]
@@ -327,15 +192,10 @@ def _nodes(case: Case, pricer: Pricer, *, fused: bool) -> float:
     return _scaled(whole, shape, case.seqlen_q, case.seqlen_kv)
 
 
-def _chunks(case: Case) -> int:
-    """Chunks that a sparse pattern is cut into: its own, or one per GPU if those are more."""
-    return max(_RAW[case.pattern], case.cp)
-
-
 def _owner(case: Case, pricer: Pricer) -> float:
-    if case.nodes == _PAIRED_NODES:
+    if case.nodes == PAIRED_NODES:
         return _strided_pairs(case, pricer)
-    chunks = _chunks(case)
+    chunks = chunks_of(case)
     shape = _owned(case.pattern, case.cp, chunks, case.gpus_per_node, case.pass_)
     return _scaled(pricer, shape, case.seqlen_q, case.seqlen_kv)
 
@@ -365,6 +225,61 @@ def _strided_pairs(case: Case, pricer: Pricer) -> float:
 # Skeletons -----------------------------------------------------------------------------------
 
 
+def _config(case: Case, strategy_text: str, cluster_name: str, runtime: Runtime) -> Config:
+    """The cell that a row is."""
+    return Config(
+        strategy=strategy_text,
+        pattern=case.pattern,
+        cp=case.cp,
+        seqlen_q=case.seqlen_q,
+        seqlen_kv=case.seqlen_kv,
+        heads_q=case.heads,
+        heads_kv=case.heads_kv or case.heads,
+        head_dim=HEAD_DIM,
+        dtype=Dtype.BFLOAT16,
+        direction=case.pass_,
+        transport=Where.SIMULATED,
+        cluster=cluster_name,
+        runtime=runtime,
+    )
+
+
+def _at_own_size(case: Case, calibration: Calibration) -> Structure:
+    """Plan what searches as the product does: for these lengths, heads and speeds."""
+    text = f"ultraattn:levels={case.levels},seconds={_SEARCH_S}"
+    config = _config(case, text, case.cluster, Runtime.GRAPH)
+    sheet = replace(calibration.hardware, gpus_per_node=case.gpus_per_node)
+    return structure_of(config, replace(calibration, hardware=sheet), cache_folder() / "structures")
+
+
+def _as_typed(case: Case, calibration: Calibration, effects: frozenset[Effect]) -> float:
+    """Time what runs as the product runs it in eager torch, from one plan of all lengths."""
+    config = _typed(case)
+    made = _structure(config, calibration)
+    prices = pricer(
+        config.problem,
+        case.pass_,
+        calibration,
+        eager=True,
+        effects=effects,
+        scale=case.seqlen_q / made.tokens,
+        own_stream=Runtime(case.runtime).own_stream,
+    )
+    return prices.seconds_of(made.shape)
+
+
+def _typed(case: Case) -> Config:
+    """The cell that is planned for a typed strategy: at one length per rank."""
+    tokens = case.cp * 2 * _PER_CHUNK
+    same = replace(case, seqlen_q=tokens, seqlen_kv=tokens)
+    return _config(same, case.text, case.cluster, Runtime(case.runtime))
+
+
+@lru_cache(maxsize=128)
+def _structure(config: Config, calibration: Calibration) -> Structure:
+    return structure_of(config, calibration, cache_folder() / "structures")
+
+
 @lru_cache(maxsize=512)
 def planned_run(
     text: str,
@@ -378,9 +293,6 @@ def planned_run(
     """The skeleton of a strategy's plan."""
     problem = _problem(pattern, cp * _PER_CHUNK, cp)
     program = proved(strategy(text), problem, direction, Context(gpus_per_node=gpus_per_node))
-    if text.startswith("ultraattn"):
-        plan = program.plan  # theirs posts as soon as it may: without edges of `post_late`
-        program = verify(rebuilt(plan, plan.tasks))
     return skeleton(program, gpus_per_node, eager=eager)
 
 
@@ -423,7 +335,7 @@ def _problem(pattern: str, seqlen: int, cp: int) -> Problem:
         pattern=make_pattern(pattern, seqlen),
         heads_q=1,
         heads_kv=1,
-        head_dim=_HEAD_DIM,
+        head_dim=HEAD_DIM,
         dtype=Dtype.BFLOAT16,
         cp=cp,
     )

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from harness.base.cache import cache_folder, keep, kept_by_this_code
 from harness.base.json_fields import json_text
-from harness.cluster.calibration import Calibration, plan_class
+from harness.cluster.calibration import Calibration
 from harness.cluster.machine import Runtime
 from harness.cluster.presets import CLUSTERS, cluster
+from harness.cluster.validated import mean_error
 from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype
 from harness.prepare.scalable_plan_cache import structure_of
 from harness.records.config import Config, Where
-from harness.reproduce.published_runs import Case, predict_run
+from harness.reproduce.case import Case
+from harness.reproduce.published_runs import predict_run
 from harness.simulate.calibrated import pricer
 from harness.simulate.job_costs import ULTRA
 
@@ -110,7 +112,7 @@ def calibrated_cluster(name: str) -> Calibration:
     """
     fitted = cluster(name).fitted
     if fitted is None:
-        known = ", ".join(other for other, c in CLUSTERS.items() if c.fitted and c.fitted.errors)
+        known = ", ".join(other for other, c in CLUSTERS.items() if c.fitted and c.fitted.validated)
         raise ValueError(
             f"cluster ({name}) must be calibrated: published times had costs that no datasheet "
             f"has; choose from {known}"
@@ -124,9 +126,12 @@ def class_error(fitted: Calibration, cp: int, direction: Direction, *, eager: bo
     None where neither was.
     """
     nodes = -(-cp // fitted.hardware.gpus_per_node)
-    backward = direction is Direction.BACKWARD
-    near, far = (plan_class(eager=eager, nodes=count, backward=backward) for count in (nodes, 2))
-    return fitted.errors.get(near, fitted.errors.get(far))
+    runtime = (Runtime.EAGER if eager else Runtime.GRAPH).value
+    near, far = (
+        mean_error(fitted.validated, runtime=runtime, nodes=count, direction=direction.value)
+        for count in (nodes, 2)
+    )
+    return far if near is None else near
 
 
 def _both_errors(cell: TimedConfiguration, direction: Direction, fitted: Calibration) -> float:

@@ -56,7 +56,7 @@ def run_in(setting: ClaimSetting, name: str = "", runtime: str = "") -> Predicte
     direction = setting.get("direction", Direction.FORWARD.value)
     ways = tuple(Direction) if direction == _BOTH else (Direction(direction),)
     fitted = _fitted(setting["cluster"], setting.get("gpus_per_node"), setting.get("kernel_tflops"))
-    eager = Runtime(runtime or setting["runtime"]) is Runtime.EAGER
+    eager = Runtime(runtime or setting["runtime"]).eager
     patterns = setting.get("patterns", [setting.get("pattern", "causal")])
     chosen = name or setting["strategy"]
     known = [

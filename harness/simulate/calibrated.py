@@ -5,12 +5,13 @@ docs/adr/0007-two-clocks.md). `validate_predictor` compares its times with measu
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from harness.cluster.calibration import Calibration, plan_class
+from harness.cluster.calibration import Calibration
 from harness.cluster.effects import ALL, Effect
-from harness.cluster.machine import Cluster, LinkClass, link_between
+from harness.cluster.machine import Cluster, LinkClass, Runtime, link_between
+from harness.cluster.validated import LATENCY_SHARE, PlanClass, Regime, like
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.residency import Program
@@ -25,6 +26,15 @@ from harness.simulate.queues import Stream, queues_between, stream_of
 from harness.simulate.tile_calls import TimedCall, calls_on
 from harness.simulate.trace import Span, task_kind
 
+NEXT_TO_NONE = 128
+"""Tokens of a rank that leave a plan nothing but its fixed costs: a thread block of queries."""
+_MOST_RATIO = 32
+"""Most queries for a key, or keys for a query, of a call. Source: UltraAttn (SC'25) repository,
+grids of one row on 8 GPUs whose queries are four times as many as keys."""
+_FEW_ROWS = 1024
+"""Fewer queries than this, with query heads that share keys, are packed by some kernels.
+Source: flash-attn hopper/heuristics.h, should_pack_gqa; set to 8 thread blocks."""
+
 
 def full_clock(cluster: Cluster, *, in_plan_order: bool = True) -> Calibration | None:
     """Return the calibration by which the full clock times plans on a cluster.
@@ -33,30 +43,6 @@ def full_clock(cluster: Cluster, *, in_plan_order: bool = True) -> Calibration |
     another order than the plan's, which the full clock does not know.
     """
     return cluster.fitted if in_plan_order else None
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """How far to trust a predicted time.
-
-    Attributes:
-        calibration_id: Which.
-        inside: Whether all kernel calls and messages lie where they were measured.
-        expected_error: Mean share by which plans of this class missed their measured times; None if
-            no such plan was measured on this cluster, and always outside.
-    """
-
-    calibration_id: str
-    inside: bool
-    expected_error: float | None
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        known = "unknown" if self.expected_error is None else f"{self.expected_error:.0%}"
-        if self.inside:
-            return f"calibration {self.calibration_id}; inside its range, expected error {known}"
-        return f"calibration {self.calibration_id}; OUTSIDE its range, error unknown"
 
 
 def skeleton_on(
@@ -83,6 +69,7 @@ def pricer(
     eager: bool,
     effects: frozenset[Effect] = ALL,
     scale: float = 1.0,
+    own_stream: bool = False,
 ) -> Pricer:
     """Return the prices of a plan's jobs.
 
@@ -93,12 +80,13 @@ def pricer(
         eager: Whether eager torch runs it, not a captured graph.
         effects: Those that are on.
         scale: Tokens over those that were planned.
+        own_stream: Whether eager torch's transfers have a stream of their own.
     """
     # Forward, partial outputs travel with their lse, as they are kept.
     rounded = problem.round_sent and direction is Direction.BACKWARD
     return Pricer(
         calibration=fitted,
-        convention=convention(problem.dtype, eager=eager, rounded=rounded),
+        convention=convention(problem.dtype, eager=eager, rounded=rounded, own_stream=own_stream),
         direction=direction,
         scale_q=scale,
         scale_kv=scale,
@@ -106,31 +94,130 @@ def pricer(
         head_dim=problem.head_dim,
         effects=effects,
         dtype=problem.dtype,
+        nodes=-(-problem.cp // fitted.hardware.gpus_per_node),
     )
 
 
-def trust(problem: Problem, shape: Skeleton, prices: Pricer) -> Trust:
-    """Say how far to trust the time of a plan."""
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far to trust a predicted time.
+
+    Attributes:
+        calibration_id: Which.
+        kernel: The attention kernel that it is of.
+        inside: Whether all kernel calls and messages lie where they were measured, and plans like
+            this one were validated on this cluster, if any were.
+        expected_error: Mean share by which like plans missed their measured times; None if no such
+            plan was measured on this cluster, and always outside.
+        p90: Nine in ten of them missed by at most this share; None as `expected_error`.
+        beyond: What lies outside; empty inside.
+    """
+
+    calibration_id: str
+    kernel: str
+    inside: bool
+    expected_error: float | None
+    p90: float | None
+    beyond: str = ""
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        what = f"calibration {self.calibration_id}; kernel {self.kernel}"
+        if not self.inside:
+            return f"{what}; OUTSIDE its range ({self.beyond}), error unknown"
+        known = "unknown"
+        if self.expected_error is not None and self.p90 is not None:
+            known = f"{self.expected_error:.0%} (9 in 10 within {self.p90:.0%})"
+        return f"{what}; inside its range, expected error {known}"
+
+
+def trust(problem: Problem, shape: Skeleton, prices: Pricer, time_s: float) -> Trust:
+    """Say how far to trust the time of a plan.
+
+    Args:
+        problem: The problem, at its own length.
+        shape: The jobs, folded or not.
+        prices: As `calibrated.pricer` gives them for it.
+        time_s: The time that they take.
+    """
     fitted = prices.calibration
-    within = problem.dtype.value in fitted.range.dtypes
-    needs = {part.need for part in shape.parts}
-    for call in {call for need in needs for call in need.calls}:
-        within = within and _inside(call, prices)
-    sizes = [prices.wire_bytes(need.size) for need in needs if need.kind is NeedKind.TRANSFER]
-    within = within and max(sizes, default=0.0) <= fitted.range.max_message_bytes
-    per_node = fitted.hardware.gpus_per_node
-    kind = plan_class(
-        eager=prices.convention.eager,
-        nodes=-(-problem.cp // per_node),
-        backward=prices.direction is Direction.BACKWARD,
+    beyond = next(_beyond(problem, shape, prices), "")
+    found = None
+    if not beyond and fitted.validated:
+        kind = plan_class(shape, prices, problem.cp, latency_share(problem, shape, prices, time_s))
+        found = like(fitted.validated, kind)
+        beyond = "" if found else f"no like run was validated: {_said(kind)}"
+    inside = not beyond
+    name = fitted.kernels.name
+    if found is None:
+        return Trust(fitted.id, name, inside, None, None, beyond)
+    return Trust(fitted.id, name, inside, found.mean, found.p90)
+
+
+def latency_share(problem: Problem, shape: Skeleton, prices: Pricer, time_s: float) -> float:
+    """Share of a plan's time that it would take with next to no tokens."""
+    if not time_s:
+        return 1.0
+    less = min(1.0, problem.cp * NEXT_TO_NONE / max(problem.seqlen_q, problem.seqlen_kv))
+    small = replace(prices, scale_q=prices.scale_q * less, scale_kv=prices.scale_kv * less)
+    return min(1.0, small.seconds_of(shape) / time_s)
+
+
+def plan_class(shape: Skeleton, prices: Pricer, cp: int, share: float) -> PlanClass:
+    """The class of a plan; its transfers join one node if none leaves one."""
+    kinds = tuple(kind for kind in shape.kinds.split(",") if kind)
+    leaves = any(kind.startswith("far") for kind in kinds)
+    return PlanClass(
+        runtime=prices.convention.runtime.value,
+        direction=prices.direction.value,
+        nodes=-(-cp // prices.calibration.hardware.gpus_per_node) if leaves else 1,
+        transfers=kinds,
+        regime=regime_of(share),
     )
-    return Trust(fitted.id, within, fitted.errors.get(kind) if within else None)
 
 
-def _inside(call: TimedCall, prices: Pricer) -> bool:
-    tokens = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
+def regime_of(share: float) -> Regime:
+    """What bounds a plan of which fixed costs take a share."""
+    return Regime.LATENCY if share > LATENCY_SHARE else Regime.WORK
+
+
+def _said(kind: PlanClass) -> str:
+    moves = " and ".join(kind.transfers).replace("_", "-") or "no transfers"
+    where = "one node" if kind.nodes == 1 else f"{kind.nodes} nodes"
+    return f"{moves}, {kind.runtime} {kind.direction} on {where}, bound by {kind.regime}"
+
+
+def _beyond(problem: Problem, shape: Skeleton, prices: Pricer) -> Iterator[str]:
+    """What of a plan lies outside the measured range."""
+    limits = prices.calibration.range
+    if problem.dtype.value not in limits.dtypes:
+        yield f"{problem.dtype.value} was not measured"
+    needs = dict.fromkeys(part.need for part in shape.parts)
+    shared = problem.heads_q != problem.heads_kv
+    for call in dict.fromkeys(call for need in needs for call in need.calls):
+        yield from _beyond_call(call, prices, shared=shared)
+    for need in needs:
+        sizes = {NeedKind.TRANSFER: (need.size,), NeedKind.COLLECTIVE: (need.size, need.far_size)}
+        for size in sizes.get(need.kind, ()):
+            if prices.wire_bytes(size) > limits.max_message_bytes:
+                yield f"messages of more than {limits.max_message_bytes / 2**30:.0f} GiB"
+
+
+def _beyond_call(call: TimedCall, prices: Pricer, *, shared: bool) -> Iterator[str]:
+    limits = prices.calibration.range
+    rows, keys = int(call.rows * prices.scale_q), int(call.columns * prices.scale_kv)
     heads = call.heads * prices.heads
-    return prices.calibration.inside(tokens, heads, prices.head_dim)
+    if not prices.calibration.inside((rows, keys), heads, prices.head_dim):
+        yield (
+            f"kernel calls of {rows} x {keys} tokens, {heads} heads, D={prices.head_dim}; measured "
+            f"{limits.min_tokens} to {limits.max_tokens} tokens, {min(limits.heads)} to "
+            f"{max(limits.heads)} heads, D={', '.join(map(str, limits.head_dims))}"
+        )
+    if max(rows, keys) > _MOST_RATIO * min(rows, keys):
+        yield f"kernel calls of {rows} x {keys} tokens: more than {_MOST_RATIO} to 1"
+    if shared and rows < _FEW_ROWS and prices.calibration.on_gpus:
+        yield f"kernel calls of {rows} queries whose heads share keys, which kernels may pack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +247,12 @@ def predict(shape: Skeleton, problem: Problem, prices: Pricer) -> Prediction:
     """
     jobs = prices.jobs(shape)
     starts, ends = prices.run(jobs)
+    time_s = max(ends, default=0.0) + prices.start_s
     return Prediction(
-        time_s=max(ends, default=0.0) + prices.start_s,
+        time_s=time_s,
         bound_s=jobs_bound_s(jobs),
         exposed_s=exposed_s(shape, starts, ends),
-        trust=trust(problem, shape, prices),
+        trust=trust(problem, shape, prices, time_s),
     )
 
 
@@ -181,12 +269,17 @@ def exposed_s(shape: Skeleton, starts: Sequence[float], ends: Sequence[float]) -
     return max(exposed, default=0.0)
 
 
-def timeline(program: Program, fitted: Calibration, *, eager: bool) -> tuple[list[Span], Trust]:
+def timeline(
+    program: Program, fitted: Calibration, *, runtime: Runtime
+) -> tuple[list[Span], Trust]:
     """Run a plan with every rank in it; return what happened, and how far to trust it."""
     plan = program.plan
-    prices = pricer(plan.problem, plan.direction, fitted, eager=eager)
+    eager, own = runtime.eager, runtime.own_stream
+    prices = pricer(plan.problem, plan.direction, fitted, eager=eager, own_stream=own)
     shape = skeleton_on(program, fitted, eager=eager, fold=False)
-    return _spans_of(plan, shape, prices), trust(plan.problem, shape, prices)
+    spans = _spans_of(plan, shape, prices)
+    time_s = max((span.end_s for span in spans), default=0.0)
+    return spans, trust(plan.problem, shape, prices, time_s)
 
 
 def _spans_of(plan: Plan, shape: Skeleton, prices: Pricer) -> list[Span]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from harness.cluster.calibration import LINEAR_EFFICIENCY, Calibration
-from harness.cluster.effects import ALL, Effect
+from harness.cluster.effects import ALL, FEW_NODES, Effect
 from harness.cluster.kernel_model import Kernels
 from harness.cluster.link_model import Crowd, Curve, crowded_s
+from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction, Dtype
 from harness.simulate.contention import HELD, Job, run_jobs
 from harness.simulate.jobs import LaunchCounts, Need, NeedKind, Size, Skeleton
@@ -34,6 +35,8 @@ class Convention:
         delta_given: Whether backward kernels get delta rather than out.
         kernels_first: Whether a kernel is launched before a transfer that could start as well.
         apart: Whether each tensor is a message of its own, one after another.
+        own_stream: Whether transfers of an eager runtime have a stream of their own, so that they
+            wait for no kernel but for SMs.
         ends_last: Whether a causal call's diagonal ends in its last row and column, as flash-attn's
             does, and not where the plan has it; they differ where queries are more than keys.
     """
@@ -46,7 +49,20 @@ class Convention:
     delta_given: bool = False
     kernels_first: bool = False
     apart: bool = False
+    own_stream: bool = False
     ends_last: bool = False
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime that has these conventions."""
+        if not self.eager:
+            return Runtime.GRAPH
+        return Runtime.TE if self.own_stream else Runtime.EAGER
+
+    @property
+    def waits(self) -> bool:
+        """Whether a transfer between nodes waits for the kernel that was launched before it."""
+        return self.eager and not self.own_stream
 
 
 HARNESS = Convention()
@@ -65,12 +81,19 @@ ULTRA = Convention(result_bytes=2, row_bytes=0, merges=False, delta_given=True)
 """The UltraAttn harness: a queue launched ahead, nothing merged (its `reduce` is empty)."""
 
 
-def convention(dtype: Dtype, *, eager: bool, rounded: bool = False) -> Convention:
+TE = replace(TORCH, kernels_first=False, apart=False, own_stream=True)
+"""Transformer Engine: as eager torch, but keys and values are one message, on their own stream.
+Source: TransformerEngine, pytorch/attention/dot_product_attention/context_parallel.py."""
+
+
+def convention(
+    dtype: Dtype, *, eager: bool, rounded: bool = False, own_stream: bool = False
+) -> Convention:
     """Convention of this harness for a precision, in a captured graph or as eager torch would run.
 
     Partial results travel as they are kept, or rounded to the precision itself.
     """
-    base = TORCH if eager else HARNESS
+    base = HARNESS if not eager else TE if own_stream else TORCH
     results = dtype.bytes if rounded else dtype.accumulator_bytes
     return replace(base, plain_bytes=dtype.bytes, result_bytes=results)
 
@@ -102,6 +125,7 @@ class Pricer:
         tile_s: Overrides the time of a tile, for plans over whole nodes.
         far_ranks: Of a rank of a plan over nodes, how many GPUs share its transfers.
         dtype: Precision.
+        nodes: Over how many the plan runs.
     """
 
     calibration: Calibration
@@ -117,6 +141,7 @@ class Pricer:
     tile_s: Callable[[TimedCall], float] | None = None
     far_ranks: int = 1
     dtype: Dtype = Dtype.BFLOAT16
+    nodes: int = 1
     _largest: float = field(default=0.0, init=False)
     _alone: bool = field(default=False, init=False)
 
@@ -127,7 +152,10 @@ class Pricer:
     @property
     def start_s(self) -> float:
         """Time at which the first kernel of a plan runs."""
-        return self.calibration.effects.start_s if Effect.START in self.effects else 0.0
+        effects = self.calibration.effects
+        start_s = effects.start_s if Effect.START in self.effects else 0.0
+        many = self.nodes > FEW_NODES and not self.convention.eager
+        return start_s + (effects.join_s if many and Effect.JOIN in self.effects else 0.0)
 
     def times(self, skeleton: Skeleton) -> tuple[list[float], list[float]]:
         """Start and end of each part of a plan, if the plan starts at once."""
@@ -163,7 +191,7 @@ class Pricer:
             # torch's transfer stream waits for what the host has launched before, and then for SMs
             # until all thread blocks of the kernel that runs by then have had theirs. Inside a node
             # a transfer is under way before that kernel is.
-            patient = moves and self.convention.eager and part.need.far
+            patient = moves and self.convention.waits and part.need.far
             after = (*part.after, *part.latest) if patient else part.after
             messages = self._messages(part.need) if moves else 1
             # A backward kernel begins with helpers of short thread blocks; a transfer that could

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.cluster.machine import LinkClass, link_between, node_of
+from harness.cluster.transfer_kinds import transfer_kinds
 from harness.plan.plan import Plan
 from harness.plan.residency import Program
 from harness.plan.sizes import is_per_row, linear_flops, width
@@ -89,7 +90,8 @@ def skeleton(
             senders.setdefault(node, set()).add(part.ranks[0])
     lonely = all(len(ranks) == 1 for ranks in senders.values())
     lengths = problem.seqlen_q, problem.seqlen_kv
-    return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely)
+    kinds = ",".join(transfer_kinds(plan, gpus_per_node))
+    return Skeleton(tuple(kept), *lengths, len(whole), alike, lonely, kinds)
 
 
 def _in_turn(parts: Sequence[UntimedJob], program: Program) -> list[UntimedJob]:

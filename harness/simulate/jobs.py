@@ -147,6 +147,7 @@ class Skeleton:
         folded: Jobs of the plan before folding.
         alike: Per rank that is left, how many ranks it stands for, itself included.
         lonely: Whether at most one rank of each node sends to other nodes.
+        kinds: Kinds of its transfers, with commas between; see `cluster.transfer_kinds`.
     """
 
     parts: tuple[UntimedJob, ...]
@@ -155,3 +156,4 @@ class Skeleton:
     folded: int
     alike: Mapping[int, int]
     lonely: bool
+    kinds: str = ""

@@ -59,7 +59,7 @@ def simulate(
         spans, calibration = _spans(program, work, start_times(work)), cluster.calibration
     else:
         require(cluster, program.plan.problem.cp)
-        spans, said = timeline(program, fitted, eager=runtime is Runtime.EAGER)
+        spans, said = timeline(program, fitted, runtime=runtime)
         calibration = said.text
     return trace_of(
         program,

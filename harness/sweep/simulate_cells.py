@@ -258,8 +258,15 @@ def _predict(
     direction = config.direction
     rounded = strategy(config.strategy).common.round_sent
     problem = replace(config.problem, round_sent=rounded)
-    eager = config.runtime is Runtime.EAGER
-    prices = pricer(problem, direction, fitted, eager=eager, scale=config.seqlen_q / made.tokens)
+    runtime = config.runtime or Runtime.GRAPH
+    prices = pricer(
+        problem,
+        direction,
+        fitted,
+        eager=runtime.eager,
+        own_stream=runtime.own_stream,
+        scale=config.seqlen_q / made.tokens,
+    )
     said = predict(made.shape, problem, prices)
     status, reason = _fits(made.peak_bytes, machine)
     balanced_s = problem_bound_s(problem, direction, machine)
@@ -287,6 +294,7 @@ def _predict(
         calibration_id=said.trust.calibration_id,
         inside_range=said.trust.inside,
         expected_error=said.trust.expected_error,
+        expected_error_p90=said.trust.p90,
         environment={},
         recorded_at=utc_now(),
     )

@@ -210,7 +210,8 @@ def add_cluster(group: argparse._ActionsContainer, why: str = "") -> None:
         "--cluster",
         default=DEFAULT_CLUSTER,
         metavar="NAME",
-        help=f"{why}one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote",
+        help=f"{why}one of {', '.join(CLUSTERS)}, or a file that `calibrate` wrote; "
+        ":kernel=NAME takes another attention kernel, as in h100:kernel=cudnn",
     )
 
 
@@ -222,7 +223,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--runtime",
         **flag_of(Runtime),
         default=Runtime.GRAPH,
-        help="graph: replayed from a captured graph; eager-torch: launched one by one by the host",
+        help="graph: replayed from a captured graph; eager-torch: launched one by one by the host; "
+        "te: as Transformer Engine, whose transfers have a stream of their own",
     )
     return group
 

@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_row_is_predicted_or_counted_with_its_reason(folder: Path) -> None:
     done = run(folder, "--json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    rows = json.loads(done.stdout)["sets"]
     named = {(r["gpu"], r["nodes"], r["pattern"], r["direction"], r["strategy"]): r for r in rows}
     assert set(named) == {
         ("A800", 3, "causal", "bwd", "zigzag"),
@@ -116,7 +116,7 @@ def test_a_table_may_begin_with_a_mark_and_hold_bytes_that_are_no_text(tmp_path:
     row = "A800,1,8,15360,15360,7,128,1,causal,bwd,ring,,,,,normal,0.01,1,L02\n"
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + (DENSE + row).encode() + b"A800,\xff\xfe\n")
     done = run(tmp_path, "--json")
-    assert [r["n"] for r in json.loads(done.stdout)] == [1]
+    assert [r["n"] for r in json.loads(done.stdout)["sets"]] == [1]
     assert "skipped      1" in done.stderr
 
 
@@ -125,12 +125,14 @@ def test_sequences_side_by_side_are_heads(tmp_path: Path) -> None:
     found = []
     for heads, batch in ((6, 1), (3, 2), (3, 1)):
         (tmp_path / "a.csv").write_text(DENSE + row.format(heads, batch))
-        found.append(json.loads(run(tmp_path, "--json").stdout)[0]["signed"])
+        found.append(json.loads(run(tmp_path, "--json").stdout)["sets"][0]["signed"])
     assert found[0] == found[1] > found[2]
 
 
 def test_half_of_the_shapes_can_be_left_out(folder: Path) -> None:
-    whole, half = (json.loads(run(folder, "--json", *w).stdout) for w in ((), ("--holdout",)))
+    whole, half = (
+        json.loads(run(folder, "--json", *w).stdout)["sets"] for w in ((), ("--holdout",))
+    )
     assert sum(r["n"] for r in half) < sum(r["n"] for r in whole)
 
 
@@ -144,7 +146,8 @@ def test_how_often_the_predicted_best_is_best_is_counted_by_gpu(tmp_path: Path) 
     assert "predicted in 1 of 2 cells" in run(tmp_path).stdout
     near = run(tmp_path, "--markdown").stdout
     assert "| A800, 1 | " in near
-    assert "| A800 | 1 | causal | bwd | zigzag | 2 | " in near
+    assert "| A800 flash-attn-2 | 1 | causal | bwd | zigzag | 2 | " in near
+    assert "| A800 flash-attn-2, 1 nodes | 2 | 2.0% | 4.0% | 1 | " in near
     (tmp_path / "dense.csv").write_text(
         DENSE + "".join(row.format(*cell) for cell in [*told, ("bwd", "zigzag", 1.02)])
     )

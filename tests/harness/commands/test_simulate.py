@@ -62,7 +62,7 @@ def test_each_effect_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:
     assert body["adds_s"]["host"] > 0
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
-    assert "expected error" in shown
+    assert "expected error" in " ".join(shown.split())
     assert all(f"  {SAID[effect]}\n" in shown for effect in ALL)
     assert max(map(len, shown.splitlines())) <= 80
     negative = any(seconds < 0 for seconds in body["adds_s"].values())

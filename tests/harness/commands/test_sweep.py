@@ -44,6 +44,7 @@ FURTHER = {
         "link_bytes",
         "calibration_id",
         "inside_range",
+        "expected_error_p90",
     ),
 }
 

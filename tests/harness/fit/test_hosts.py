@@ -7,7 +7,8 @@ import pytest
 
 from harness.cluster.calibration import Calibration, calibration
 from harness.fit.hosts import TRANSFER_S, fit_hosts, host_counts
-from harness.reproduce.published_runs import Case, predict_run
+from harness.reproduce.case import Case
+from harness.reproduce.published_runs import predict_run
 
 TRUE = {
     "kernel_s": 90e-6,

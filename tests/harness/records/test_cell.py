@@ -100,9 +100,11 @@ def test_a_value_that_cannot_be_is_refused_with_its_field(
 
 def test_every_field_that_lacks_is_named() -> None:
     whole = line()
-    for name in set(whole) - {"schema_version"}:
+    for name in set(whole) - {"schema_version", "expected_error_p90"}:
         with pytest.raises(RecordError, match=rf"lacks {name}$"):
             from_json({key: value for key, value in whole.items() if key != name})
+    later = {key: value for key, value in whole.items() if key != "expected_error_p90"}
+    assert from_json(later).expected_error_p90 is None  # lines of before lack it
     with pytest.raises(RecordError, match="has schema_version None"):
         from_json({"strategy": "ring"})
 
@@ -112,6 +114,8 @@ def test_no_record_is_made_with_what_none_may_have() -> None:
         one(time_s=math.inf)
     with pytest.raises(RecordError, match="expected_error"):
         one(SIMULATED, inside_range=False, expected_error=0.04)
+    with pytest.raises(RecordError, match=r"expected_error_p90 \(0.09\) must be null where"):
+        one(SIMULATED, inside_range=True, expected_error_p90=0.09)
 
 
 def test_texts_of_workers_are_kept_printable_and_bounded() -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from harness.cluster.presets import cluster
+from harness.cluster.validated import mean_error
 from harness.commands import reproduce as verb
 from harness.plan.problem import Direction
 from harness.reproduce import speedup_times as module
 from harness.reproduce.claims import FOLDER_OF_CLAIMS, ClaimVerdict, JudgedClaim, Ours
-from harness.reproduce.published_runs import case_of, predict_run
+from harness.reproduce.measured_runs import cases_of
+from harness.reproduce.published_runs import predict_run
 from harness.reproduce.speedup_times import TimedConfiguration, Times, times
 from harness.reproduce.speedups import (
     FigureFilter,
@@ -146,14 +148,18 @@ def test_times_are_those_of_the_predictor_and_of_plans_that_merge_or_not() -> No
         **{"pattern": "star", "direction": "fwd", "strategy": "ring", "time_s": "1"},
         "author_predicted_s": "",
     }
-    case = case_of(row)
+    (case,) = cases_of(row)
     assert not isinstance(case, str)
     assert ours.eager_s == predict_run(case, fitted)
     assert ours.graph_s < ours.eager_s
     assert ours.best_s <= ours.graph_s  # the published baseline is among the others
     assert ours.rival == "ulysses"  # one node, and a pattern that rings spread unevenly
     assert ours.published_s <= ours.ours_s * 1.05  # what merges nothing is not much slower
-    share = fitted.errors["eager_one_node_forward"] + fitted.errors["graph_one_node_forward"]
+    means = [
+        mean_error(fitted.validated, runtime=runtime, nodes=1, direction="forward")
+        for runtime in ("eager-torch", "graph")
+    ]
+    share = sum(mean for mean in means if mean is not None)
     assert ours.error == share
 
 
@@ -162,9 +168,12 @@ def test_where_no_plan_of_a_class_was_measured_on_one_node_the_error_is_that_bet
 ):
     fitted = cluster("a800").fitted
     assert fitted is not None
-    assert "graph_one_node_forward" not in fitted.errors
-    found = module.class_error(fitted, 8, Direction.FORWARD, eager=False)
-    assert found == fitted.errors["graph_nodes_forward"]
+    near, far = (
+        mean_error(fitted.validated, runtime="graph", nodes=nodes, direction="forward")
+        for nodes in (1, 2)
+    )
+    assert near is None
+    assert module.class_error(fitted, 8, Direction.FORWARD, eager=False) == far
 
 
 def test_full_attention_is_the_best_grid_that_was_run() -> None:

@@ -95,7 +95,8 @@ def test_one_rank_reaches_its_bound() -> None:
 
 def test_the_hosts_launches_count_in_the_eager_runtime() -> None:
     program = planned("ring", problem(cp=4, seqlen=64))
-    graph, eager = (bounds(program, cluster("h100-8x8"), runtime) for runtime in Runtime)
+    both = (Runtime.GRAPH, Runtime.EAGER)
+    graph, eager = (bounds(program, cluster("h100-8x8"), runtime) for runtime in both)
 
     assert eager.critical_path_s > graph.critical_path_s
     assert eager.serial_s > graph.serial_s
