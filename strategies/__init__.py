@@ -48,6 +48,9 @@ STRATEGIES = {name: each for name, each in EVERY_STRATEGY.items() if not each.la
 DEFAULT_STRATEGY = "zigzag"
 """Strategy that is used where none is named."""
 
+AUTO = "auto"
+"""Stands for the strategy that is recommended; see `harness.recommend`."""
+
 BASE = "ring"
 """The plainest, with which others are compared."""
 

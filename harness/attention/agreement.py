@@ -10,7 +10,7 @@ for the GPU in each call; `init_process_group("cpu:gloo,cuda:nccl")` does not.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.errors import HarnessError, PlanError, told
+from harness.errors import HarnessError, PlanError, UnsupportedError, told
 
 _LONGEST_TO_TELL = timedelta(seconds=10)
 """A rank that refuses waits so long for the others to hear it."""
@@ -35,6 +35,7 @@ class Word(IntEnum):
     REFUSE = 2
     COUNT_TOKENS = 3
     GATHER = 4
+    CHOOSE = 5
 
 
 def compare_calls(group: dist.ProcessGroup | None, word: Word, facts: Facts, digest: bytes) -> None:
@@ -68,6 +69,27 @@ def lengths(group: dist.ProcessGroup | None, queries: int, keys: int) -> tuple[i
     if {row[0] for row in rows} != {Word.COUNT_TOKENS}:
         _complain(group, (("call", "a sum of the ranks' lengths, as seqlen is not given"),))
     return sum(row[1] for row in rows), sum(row[2] for row in rows)
+
+
+def told_by_first(group: dist.ProcessGroup | None, make: Callable[[], str]) -> str:
+    """Let rank 0 of a group make a text, and return it on all of them. A collective.
+
+    Raises:
+        UnsupportedError: Rank 0 could not make it; on every rank, with its reason.
+    """
+    if group is None:
+        return make()
+    said: list[Any] = [None, ""]
+    if dist.get_rank(group) == 0:
+        try:
+            said = [make(), ""]
+        except (HarnessError, ValueError) as error:
+            said = [None, told(error)]
+    dist.broadcast_object_list(said, src=dist.get_global_rank(group, 0), group=group)
+    text, why = said
+    if text is None:
+        raise UnsupportedError(str(why))
+    return str(text)
 
 
 @contextmanager

@@ -59,6 +59,11 @@ def attention(
     found, _, _ = seat(group)
     with telling(found):
         refuse_dropout(dropout_p)
+        if strategy == strategies.AUTO:
+            raise ValueError(
+                f"attention: strategy ({strategy}) says how tokens are cut, and these are cut "
+                "already; make context_parallel(strategy='auto') first, and shard with it"
+            )
         check_tensors("attention", {"q": q, "k": k, "v": v})
         if not (q.dim() == k.dim() == v.dim() == 4):
             raise ValueError(

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import strategies
 from harness.attention.agreement import telling
 from harness.attention.autograd import attend, attend_with_lse
+from harness.attention.automatic import chosen_by_first
 from harness.attention.call import AttentionCall
 from harness.attention.compiling import outside_graphs
 from harness.attention.group import check_device, seat
@@ -54,6 +55,7 @@ from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.records import defaults
 from patterns import Pattern
 from patterns.kind import integer
 
@@ -311,13 +313,15 @@ def context_parallel(
     group: dist.ProcessGroup | DeviceMesh | None = None,
     context: Context | None = None,
 ) -> ContextParallel:
-    """Choose how the ranks of a group share attention. Communicates nothing.
+    """Choose how the ranks of a group share attention. Communicates nothing, but for `auto`.
 
     Args:
         seqlen: Tokens of the whole sequence; any number, also fewer than ranks.
         heads_q: Query heads of the model.
         heads_kv: Its key/value heads; None = as many as query heads.
-        strategy: Name with options, such as `usp:4x2`; see `strategies`.
+        strategy: Name with options, such as `usp:4x2`; see `strategies`. `auto` is what rank 0
+            recommends for heads of 128 in bfloat16, which takes it seconds the first time: a
+            collective.
         pattern: Name with parameters, such as `window:left=128`, or a pattern; see `patterns`.
         seqlen_kv: Key tokens, for cross-attention; None = `seqlen`.
         group: The ranks: a process group, or a mesh of one axis such as `mesh["cp"]`; None = the
@@ -329,11 +333,11 @@ def context_parallel(
         ValueError: A name, option, parameter or number is wrong, or this process is not in group.
     """
     group, rank, cp = seat(group)
-    check_name("strategy", strategy, strategies.STRATEGIES)
+    check_name("strategy", strategy, (*strategies.STRATEGIES, strategies.AUTO))
     seqlen = integer("seqlen", seqlen)
     keys = seqlen if seqlen_kv is None else integer("seqlen_kv", seqlen_kv)
     pattern = pattern_of(pattern, seqlen, keys)
-    chosen, context = strategies.strategy(strategy), context or Context()
+    context = context or Context()
     shape = Problem(
         pattern=pattern,
         heads_q=heads_q,
@@ -341,6 +345,10 @@ def context_parallel(
         head_dim=1,
         cp=cp,
     )
+    if strategy == strategies.AUTO:
+        usual = replace(shape, head_dim=defaults.HEAD_DIM, dtype=defaults.DTYPE)
+        strategy = chosen_by_first(group, usual, context)
+    chosen = strategies.strategy(strategy)
     queries, own_keys = owners_of(chosen, shape, context)
     return ContextParallel(
         strategy=chosen,

@@ -25,7 +25,7 @@ from harness.prepare.planner_context import context_on
 from harness.report.format import broken
 from harness.terminal.arguments import Help, Verbs, add_problem, example, given, problem_of
 from harness.terminal.progress import Live, Output
-from strategies import EVERY_STRATEGY, STRATEGIES, strategy
+from strategies import AUTO, EVERY_STRATEGY, STRATEGIES, strategy
 
 _MIB = 2**20
 _LETTERS = (
@@ -85,7 +85,8 @@ def register(subparsers: Verbs, summary: str | None = None) -> None:
 
 def _named(text: str) -> str:
     try:
-        strategy(text)
+        if text != AUTO:
+            strategy(text)
     except (ValueError, UnsupportedError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

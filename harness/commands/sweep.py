@@ -16,6 +16,7 @@ from harness.cluster.presets import CLUSTERS, cluster
 from harness.plan.problem import Direction
 from harness.plan.tasks import Scope
 from harness.ranks.launch import Launch
+from harness.recommend.automatic import settled
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
 from harness.records.legible import ResultFolder
@@ -103,8 +104,8 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         "--strategies",
         type=listed(str),
         help="names with options, e.g. ring,usp:4x2; '*': all, also with the options and meshes "
-        "worth comparing; 'direct': all without a search, with their defaults; "
-        "'peer:*': other projects' implementations",
+        "worth comparing; 'auto': what is recommended; 'direct': all without a search, with their "
+        "defaults; 'peer:*': other projects' implementations",
     )
     axes.add_argument(
         "--patterns", "--pattern", type=listed(str), help="masks, e.g. causal,star (see `list`)"
@@ -275,7 +276,7 @@ def _cells(args: argparse.Namespace) -> list[Config]:
         make_pattern(pattern, tokens)  # an unknown pattern is a wrong call, not an illegal cell
     for name in {cell.cluster for cell in cells if cell.cluster is not None}:
         cluster(name)  # so is an unknown cluster
-    return list(dict.fromkeys(cells))
+    return list(dict.fromkeys(map(settled, cells)))
 
 
 def _refuse_idle(args: argparse.Namespace, cells: Sequence[Config]) -> None:

@@ -17,7 +17,7 @@ from harness.plan.tasks import Scope
 from harness.planning.peers import expanded
 from harness.records import defaults
 from harness.records.config import Config, Where
-from strategies import DIRECT, EVERY_STRATEGY, STRATEGIES, comparable, strategy
+from strategies import AUTO, DIRECT, EVERY_STRATEGY, STRATEGIES, comparable, strategy
 
 EVERY = "*"
 RULES = "direct"
@@ -38,7 +38,8 @@ class Part:
     Attributes:
         mode: Simulated or measured (a part is one of the two).
         strategies: Names with options; `*` is every strategy as it is worth comparing (see
-            `strategies.comparable`), `direct` all that do not search for their plans, with their
+            `strategies.comparable`), `auto` what is recommended (which whoever runs the cells
+            settles), `direct` all that do not search for their plans, with their
             defaults, `peer:*` every peer.
         patterns: Texts of patterns.
         cp: Degrees.
@@ -75,7 +76,8 @@ class Part:
         """Strategies on so many ranks with `*` spelled out, in canonical spelling."""
         every = STRATEGIES if scope is Scope.ATTENTION else EVERY_STRATEGY
         listed = tuple(strategy(text).text for text in comparable(cp, every))
-        groups = {EVERY: listed, RULES: tuple(name for name in every if name in DIRECT)}
+        rules = tuple(name for name in every if name in DIRECT)
+        groups = {EVERY: listed, RULES: rules, AUTO: (AUTO,)}
         return expanded(self.strategies, lambda text: groups.get(text) or (strategy(text).text,))
 
     def cells(self) -> Iterator[Config]:

@@ -13,11 +13,13 @@ import strategies
 from harness.base import numbers
 from harness.base.numbers import received, whole_number
 from harness.cluster.machine import Runtime
-from harness.cluster.presets import CLUSTERS, DEFAULT_CLUSTER
+from harness.cluster.presets import CLUSTERS, DEFAULT_CLUSTER, cluster
 from harness.plan.problem import MOST_RANKS, Direction, Dtype, Problem
 from harness.plan.tasks import Scope
+from harness.recommend.automatic import automatic
 from harness.records import defaults
 from harness.report.format import short
+from harness.terminal.progress import say
 from harness.training import named_models
 from harness.training.models import Model
 from patterns import LONGEST, make_pattern
@@ -197,7 +199,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy",
         default=strategies.DEFAULT_STRATEGY,
-        help="name with options, e.g. usp:4x2 (%(default)s)",
+        help="name with options, e.g. usp:4x2, or auto: what is recommended (%(default)s)",
     )
     parser.add_argument(
         "--direction", choices=[d.value for d in Direction], default=Direction.FORWARD.value
@@ -320,7 +322,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
 
 
 def problem_of(args: argparse.Namespace) -> Problem:
-    """Make the problem that `add_problem` flags describe.
+    """Make the problem that `add_problem` flags describe, and put what is recommended for `auto`.
 
     Raises:
         ValueError: They contradict one another.
@@ -332,7 +334,7 @@ def problem_of(args: argparse.Namespace) -> Problem:
         args.pattern, args.seqlen, args.seqlen_kv, cross=args.seqlen_kv is not None
     )
     heads_q, heads_kv = heads_asked(args)
-    return Problem(
+    problem = Problem(
         pattern=pattern,
         heads_q=heads_q,
         heads_kv=heads_kv,
@@ -344,6 +346,11 @@ def problem_of(args: argparse.Namespace) -> Problem:
         hidden=(args.hidden or heads_q * args.head_dim) if layer else None,
         rotary=args.rotary,
     )
+    if getattr(args, "strategy", None) == strategies.AUTO:
+        named = getattr(args, "cluster", None) or DEFAULT_CLUSTER
+        args.strategy = automatic(problem, cluster(named), named)
+        say(f"{strategies.AUTO}: {args.strategy}")
+    return problem
 
 
 def given(
