@@ -36,6 +36,7 @@ def _lines(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[st
     yield "planned for", f"{levels['cluster']}, {levels['gpus_per_node']} GPUs a node"
     if levels.get("candidates_s"):
         yield "taken", _taken(levels)
+    yield from _mesh(levels)
     yield from _tilings(levels, direction)
     remap = levels.get("remap", {})
     if remap.get("order"):
@@ -85,6 +86,26 @@ def _timeline(levels: Mapping[str, Any]) -> str:
     if levels["calibrated"]:
         said += ", without the calibration's further effects, such as transfers that slow kernels"
     return said
+
+
+def _mesh(levels: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say who shares heads and how keys come, if the plan is of heads and context."""
+    if Level.HEADS not in levels:
+        return
+    heads, keys = levels[Level.HEADS], levels[Level.GATHER]
+    shares = heads["inside"] * heads["between"]
+    stages = "all at once" if heads["stages"] == 1 else f"in {heads['stages']} stages"
+    yield (
+        "heads",
+        f"{shares} shares ({heads['inside']} inside a node x {heads['between']} between nodes), "
+        f"attended {stages}",
+    )
+    if keys["parts"] > 1:
+        yield (
+            "context",
+            f"{keys['parts']} parts, {keys['way']}; tokens dealt: {keys['dealt']}, "
+            f"imbalance {keys['imbalance']:.2f}",
+        )
 
 
 def _tilings(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[str, str]]:

@@ -32,8 +32,14 @@ def all_gather(b: PlanBuilder, tensor: Tensor) -> dict[int, Chunks]:
     return reach
 
 
-def reduce_scatter(b: PlanBuilder, tensor: Tensor) -> None:
-    """Return every rank's partial gradient of keys to their owners, added there in rank order."""
+def reduce_scatter(b: PlanBuilder, tensor: Tensor, *, at_once: bool = False) -> None:
+    """Return every rank's partial gradient of keys to their owners, added there in rank order.
+
+    Args:
+        b: Collects the tasks.
+        tensor: The gradient.
+        at_once: Add all that an owner got in one task, not one by one.
+    """
     heads = b.problem.all_heads
     legs, sums = [], []
     for dst in range(b.problem.cp):
@@ -44,14 +50,22 @@ def reduce_scatter(b: PlanBuilder, tensor: Tensor) -> None:
                 legs.append(Leg(Place(src), Place(dst), (piece,), from_rank(src)))
                 sums.append((dst, piece._replace(version=from_rank(src))))
     b.collective(CollectiveKind.REDUCE_SCATTER, legs)
-    for dst, piece in sums:
-        b.merge_pieces(dst, [piece])
+    if at_once:
+        for dst in range(b.problem.cp):
+            b.merge_pieces(dst, [piece for owner, piece in sums if owner == dst])
+    else:
+        for dst, piece in sums:
+            b.merge_pieces(dst, [piece])
 
 
-def gather_attention(b: PlanBuilder) -> None:
+def gather_attention(b: PlanBuilder, *, at_once: bool = False) -> None:
     """Write a whole plan in which every rank gathers the keys that it needs, and attends once.
 
     Backward gathers again, and partial gradients go home by a reduce-scatter.
+
+    Args:
+        b: Collects the tasks.
+        at_once: As in `reduce_scatter`.
     """
     ranks = range(b.problem.cp)
     for rank in ranks:
@@ -61,7 +75,7 @@ def gather_attention(b: PlanBuilder) -> None:
         b.tile(rank, b.queries.owned[rank], reach[rank], b.problem.all_heads, kv_version=1)
     if b.direction is Direction.BACKWARD:
         for tensor in KV_GRADS:
-            reduce_scatter(b, tensor)
+            reduce_scatter(b, tensor, at_once=at_once)
     for rank in ranks:
         finish_tokens(b, rank)
 
@@ -244,16 +258,21 @@ def hold_for_heads(b: PlanBuilder, seats: Sequence[RingSeat]) -> None:
 
 
 def out_to_tokens(b: PlanBuilder, groups: HeadGroups, seats: Sequence[RingSeat]) -> None:
-    """End a forward plan of heads: out goes back to the tokens' owners.
-
-    Saved are the gathered q, k and v with out and lse of the rank's own heads, so that backward
-    gathers only dout.
-    """
+    """End a forward plan of heads: out goes back to the tokens' owners; see `save_for_heads`."""
     for rank, seat in enumerate(seats):
         b.finish(rank, OUT_PARTS, seat.q, seat.heads)
     to_tokens(b, groups, Tensor.OUT)
-    for rank, seat in enumerate(seats):
+    for rank in range(len(seats)):
         b.output(rank, [Tensor.OUT], b.queries.owned[rank], b.problem.all_heads, GATHERED)
+    save_for_heads(b, seats)
+
+
+def save_for_heads(b: PlanBuilder, seats: Sequence[RingSeat]) -> None:
+    """Save the gathered q, k and v with out and lse of the rank's own heads.
+
+    So backward gathers only dout.
+    """
+    for rank, seat in enumerate(seats):
         b.save(rank, [Tensor.Q], _wanted(b, Tensor.Q, seat.q), seat.heads, GATHERED)
         b.save(rank, KV, seat.kv, seat.heads, GATHERED)
         b.save(rank, [Tensor.OUT, Tensor.LSE], seat.q, seat.heads)

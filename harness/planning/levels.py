@@ -4,7 +4,10 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """One level of the paper's pipeline, from the whole sequence to single kernels.
+    """One level of the paper's pipeline, from the whole sequence to single kernels, and two more.
+
+    Those that the paper has not: GATHER brings keys by collectives, so that a chunk enters a node
+    once and one kernel attends all that a rank has; HEADS lets ranks share heads, not tokens alone.
 
     Source: UltraAttn (SC'25), Figure 4, and section 4.4 for the schedule.
     """
@@ -14,6 +17,8 @@ class Level(StrEnum):
     DEVICE = "device"
     KERNEL = "kernel"
     SCHEDULE = "schedule"
+    GATHER = "gather"
+    HEADS = "heads"
 
 
 ALL_LEVELS = frozenset(Level)

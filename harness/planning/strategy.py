@@ -35,6 +35,8 @@ class Context:
             to them.
         evaluate: Simulated seconds of a plan, for planners that search.
         align: Tokens that transfers are rounded up to where a chunk is cut.
+        estimate: The same without the proof that `evaluate` makes first, for plans of which most
+            are thrown away; what is returned is proved before it is used, as all plans are.
         others: Plans of another strategy, by its name, for planners that may fall back on one.
         rivals: cp -> the names for `others`, with options, that are worth a try on so many ranks.
     """
@@ -43,6 +45,7 @@ class Context:
     align: int = 1
     cluster: Cluster | None = None
     evaluate: Callable[[Plan], float] | None = None
+    estimate: Callable[[Plan], float] | None = None
     others: Callable[[str, Problem, Direction], Plan] | None = None
     rivals: Callable[[int], tuple[str, ...]] = _nobody
 

@@ -7,6 +7,7 @@ from harness.base.workers import cores
 from harness.cluster.calibration import calibration
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import measured
+from harness.plan.dependencies import resolved
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.planning.strategy import Context
@@ -34,6 +35,7 @@ def context_on(machine: Cluster) -> Context:
         gpus_per_node=machine.gpus_per_node,
         cluster=machine,
         evaluate=partial(_seconds, machine),
+        estimate=partial(_estimated_s, machine),
         others=partial(_planned, machine),
         rivals=_rivals,
     )
@@ -46,6 +48,10 @@ def _rivals(cp: int) -> tuple[str, ...]:
 
 def _seconds(machine: Cluster, plan: Plan) -> float:
     return simulate(verify(plan), machine).makespan_s
+
+
+def _estimated_s(machine: Cluster, plan: Plan) -> float:
+    return simulate(resolved(plan), machine).makespan_s
 
 
 def _planned(machine: Cluster, text: str, problem: Problem, direction: Direction) -> Plan:

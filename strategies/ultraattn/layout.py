@@ -103,7 +103,7 @@ def _halved(problem: Problem, size: int, nodes: int, gpus: int) -> Layout:
 
 
 def _ordered(problem: Problem, size: int, nodes: int, order: BlockOrder) -> Layout:
-    side = _sides(_in_order(problem.seqlen_q, size, order), nodes)
+    side = _sides(blocks_in_order(problem.seqlen_q, size, order), nodes)
     return Layout(queries=side, keys=side, order=order)
 
 
@@ -178,7 +178,8 @@ def zigzag_order(problem: Problem, ranks: int) -> BlockOrder:
     return tuple(chain.from_iterable(zigzag(problem.seqlen_q, ranks).owned))
 
 
-def _in_order(seqlen: int, size: int, order: Sequence[int]) -> list[range]:
+def blocks_in_order(seqlen: int, size: int, order: Sequence[int]) -> list[range]:
+    """Return a sequence cut into `size` parts, its blocks in an order."""
     fine = split(seqlen, size)
     each = size // len(order)
     return [part for block in order for part in fine[block * each : (block + 1) * each]]

@@ -1,5 +1,7 @@
 """All levels in turn: remap, nodes, devices, kernels, streams.
 
+    meshes       GATHER        keys by collectives or rings, dealt tokens, few large kernels
+                 HEADS         ranks that share heads, inside nodes and between them
     candidates   REMAP         the order of blocks and who owns them
                  NODE, DEVICE  which rank computes each block, and what is sent for it
     select       which candidates are worth the other levels, and which plans are returned
@@ -24,8 +26,10 @@ from harness.plan.tasks import legs_of
 from harness.planning.levels import Level
 from harness.planning.strategy import Context
 from harness.schedule.post_late import posted_late
+from harness.simulate.bounds import problem_bound_s
 from strategies.ultraattn.candidates import Candidate, Origin, Trial, dealt, row_owners, tilings
 from strategies.ultraattn.finish import Draft, Plans, ReportedPlan, as_published, shortest
+from strategies.ultraattn.meshes import mesh_plans
 from strategies.ultraattn.planning import Planning, PlanningMode, planning_of
 from strategies.ultraattn.report import q_bytes, tilings_report
 from strategies.ultraattn.selection import (
@@ -37,7 +41,7 @@ from strategies.ultraattn.selection import (
     total,
 )
 
-_NEAR = 1.1  # what may come out the faster when both are refined
+_NEAR = 1.1  # what may come out the faster when both are refined; too near a bound to search on
 _CLOSE = 1.002  # times that are as good as the least: then what crosses between nodes decides
 
 
@@ -50,10 +54,28 @@ def plan_both(problem: Problem, mode: PlanningMode, context: Context) -> Plans:
         context: The cluster.
     """
     planning = planning_of(problem, mode, context)
-    tried = list(candidates(planning))
     if mode.published:
-        return finish(planning, tried[0])
-    return select(planning, tried)
+        return finish(planning, next(candidates(planning)))
+    meshes = mesh_plans(planning)
+    plans = [select(planning, list(candidates(planning)))] if _may_gain(planning, meshes) else []
+    plans += meshes
+    times = [{d: _clock_s(planning, each) for d, each in pair.items()} for pair in plans]
+    return plans[best_fair(times, fastest(times))]
+
+
+def _may_gain(planning: Planning, meshes: Sequence[Plans]) -> bool:
+    """Whether tilings could gain much: no plan of heads and context is near the bound in both."""
+    problem, machine = planning.problem, planning.machine
+    bounds = {d: problem_bound_s(problem, d, machine) for d in Direction}
+    return all(
+        any(_clock_s(planning, each) > _NEAR * bounds[d] for d, each in pair.items())
+        for pair in meshes
+    )
+
+
+def _clock_s(planning: Planning, plan: ReportedPlan) -> float:
+    known: float | None = plan.report.get("judged_s")
+    return planning.clock(plan.plan) if known is None else known
 
 
 def candidates(planning: Planning) -> Iterator[Candidate]:

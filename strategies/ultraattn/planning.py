@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from harness.base.cache import cache_folder
 from harness.cluster.machine import Cluster
@@ -11,6 +12,7 @@ from harness.planning.levels import Level
 from harness.planning.need import NeedCut
 from harness.planning.planned_for import machine_of, nodes_and_gpus
 from harness.planning.strategy import Context
+from strategies.ultraattn.finish import seconds_of
 from strategies.ultraattn.layout import Layout, layouts, own_layout
 from strategies.ultraattn.nodes import Nodes
 from strategies.ultraattn.solver.assign import DEFAULT_S
@@ -52,6 +54,8 @@ class Planning:
         public_layout: The one layout of the public code.
         align: Tokens that what is sent of a chunk is rounded up to.
         judge: Present where the cluster is calibrated and the caller can simulate.
+        clock: The caller's simulator, or else the planner's own timeline: for plans that are
+            compared as they are.
         cache: Tilings that were solved before.
     """
 
@@ -62,6 +66,7 @@ class Planning:
     public_layout: Layout
     align: int = 1
     judge: Judge | None = None
+    clock: Judge
     cache: Cache = field(default_factory=lambda: Cache(cache_folder() / "tiles"))
 
     @property
@@ -105,6 +110,7 @@ def planning_of(problem: Problem, mode: PlanningMode, context: Context) -> Plann
         public_layout=own_layout(problem, nodes, gpus, remap=Level.REMAP in mode.levels),
         align=context.align,
         judge=judge and _once(judge),
+        clock=context.estimate or partial(seconds_of, machine),
     )
 
 

@@ -279,7 +279,8 @@ def test_blocks_are_shown_by_rank_with_every_ranks_account(
 def test_a_timeline_and_the_levels_of_a_planner_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--strategy", "ultraattn:seconds=0.02", *SMALL, "--pattern", "star"]
+    tiled = "ultraattn:seconds=0.02,levels=remap+node+device+kernel+schedule"
+    words = ["--strategy", tiled, *SMALL, "--pattern", "star"]
     assert call(*words, "--show", "timeline") == 0
     # A calibration may find so small a plan as fast as it is; a datasheet never does.
     printed = capsys.readouterr().out

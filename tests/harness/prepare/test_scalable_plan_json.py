@@ -45,7 +45,7 @@ CASES: dict[str, Problem] = {
     "ulysses": WINDOW,
     "allgather": ODD,
     "owner": ODD,
-    "ultraattn:seconds=0.05": ODD,
+    "ultraattn:seconds=0.05,levels=remap+node+device+kernel+schedule": ODD,
     "upipe": layer_problem("window:left=17,right=2", cp=2),
 }
 CELL = Config(

@@ -205,7 +205,7 @@ def test_without_levels_it_is_the_row_owners_plan() -> None:
 
 def test_its_report_names_what_each_level_came_to() -> None:
     p, context = large("causal", 16), context_on(cluster("h100-8x8"))
-    chosen = strategy(f"ultraattn:{QUICK}")
+    chosen = strategy(f"ultraattn:{QUICK},levels=remap+node+device+kernel+schedule")
     report = chosen.strategy.report
     assert report is not None
     said = report(p, Direction.BACKWARD, chosen.options, context)
