@@ -119,6 +119,7 @@ def test_every_dependency_is_locked_to_one_version() -> None:
             *project["dependencies"],
             *extras["dev"],
             *extras["browser"],
+            *extras["frame"],
             *extras["models"],
             *extras["peers"],
         )

@@ -59,6 +59,9 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     parser.add_argument("--markdown", type=written, metavar="FILE", help="tables as Markdown")
     parser.add_argument("--csv", type=written, metavar="FILE", help="every cell as CSV")
     parser.add_argument(
+        "--parquet", type=written, metavar="FILE", help="every cell as Parquet (the extra `frame`)"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="say what was written, and the answer, as JSON"
     )
     parser.set_defaults(run=run)
@@ -66,7 +69,7 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and what else is asked for."""
-    if not any((args.output, args.svg, args.markdown, args.csv)):
+    if not any((args.output, args.svg, args.markdown, args.csv, args.parquet)):
         raise ValueError("say where to write, for instance -o page.html")
     from harness.page.build import build_page  # they load what draws
     from harness.page.example_runs import example_runs
@@ -88,6 +91,9 @@ def run(args: argparse.Namespace) -> int:
         if target is not None:
             write_whole(target, text)
             files[name] = str(target)
+    if args.parquet is not None:
+        _write_parquet(args.parquet, records)
+        files["parquet"] = str(args.parquet)
     if args.svg is not None:
         _write_figures(args.svg, page)
         files["svg"] = str(args.svg)
@@ -141,6 +147,24 @@ def _changes(args: argparse.Namespace, records: list[CellRecord]) -> "Changes | 
     before, _ = _read([args.compare])
     after = ", ".join(map(str, args.results))
     return changes_of(compare(before, records), str(args.compare), after)
+
+
+def _write_parquet(target: Path, records: Sequence[CellRecord]) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        ValueError: A package that writes it is not installed.
+    """
+    from harness.report.frame import frame_of
+
+    try:
+        content = frame_of(records).to_parquet(index=False)
+    except ImportError as error:
+        raise ValueError(
+            f"--parquet ({target}) needs pandas and pyarrow, and {error.name} is not installed; "
+            "pip install pandas pyarrow, or use --csv"
+        ) from None
+    write_whole(target, content)
 
 
 def _write_figures(folder: Path, page: "Page") -> None:

@@ -66,7 +66,11 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         formatter_class=Help,
     )
     parser.add_argument(
-        "source", nargs="?", choices=source_names(), help="whose figures to compute (default: list)"
+        "source",
+        nargs="?",
+        choices=source_names(),
+        metavar="SOURCE",
+        help="whose figures to compute (default: list)",
     )
     parser.add_argument(
         "--table",
