@@ -6,8 +6,8 @@ buffer had before another are no special case: they are the same bytes.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, product
 
 from harness.errors import DeviceProgramError
 from harness.plan.tasks import Memory
@@ -96,36 +96,53 @@ def check_bytes(program: RankProgram) -> None:
         DeviceProgramError: Two operations race, one overlaps itself, or a view leaves its arena.
     """
     before = predecessors(program)
+    for number, operation in enumerate(program.operations):
+        _own_overlap(program, number, operation)
     for memory in Memory:
         _check_memory(program, memory, before)
 
 
 def _check_memory(program: RankProgram, memory: Memory, before: list[int]) -> None:
     size = program.arena_bytes.get(memory, 0)
-    touched: list[tuple[int, list[tuple[int, bool, list[tuple[int, int]]]]]] = []
-    for number, operation in enumerate(program.operations):
-        views = [
-            (at, writes, list(byte_runs(view)))
-            for at, (view, writes) in enumerate(touched_views(operation))
-            if view.memory is memory
-        ]
-        if views:
-            _own_overlap(program, number, operation)
-            touched.append((number, views))
+    touched = [
+        (number, view, writes)
+        for number, operation in enumerate(program.operations)
+        for view, writes in touched_views(operation)
+        if view.memory is memory
+    ]
     given = [view for _, view in (*program.inputs, *program.outputs) if view.memory is memory]
-    ends = {end for _, views in touched for _, _, runs in views for run in runs for end in run}
-    if max((*ends, *(view.end for view in given)), default=0) > size:
+    if max((view.end for view in (*given, *(view for _, view, _ in touched))), default=0) > size:
         raise DeviceProgramError(
             "views lie in their arena",
             rank=program.rank,
             detail=f"one ends beyond the {size} bytes of {memory.value}",
         )
-    edges = sorted(ends)
+    shared = [
+        (number, list(byte_runs(view)), writes)
+        for number, view, writes in _of_several_lanes(program, touched)
+    ]
+    edges = sorted({end for _, runs, _ in shared for run in runs for end in run})
     users: list[list[tuple[int, bool]]] = [[] for _ in edges]
-    for number, views in touched:
-        for _, writes, runs in views:
-            for at in _cells(edges, runs):
-                users[at] = _joined(program, users[at], number, writes, before)
+    for number, runs, writes in shared:
+        for at in _cells(edges, runs):
+            users[at] = _joined(program, users[at], number, writes, before)
+
+
+def _of_several_lanes(
+    program: RankProgram, touched: Sequence[tuple[int, ByteView, bool]]
+) -> Iterator[tuple[int, ByteView, bool]]:
+    """Leave out what the compute lane alone touches: it is in order."""
+    spans = sorted(
+        (view.offset, view.end)
+        for number, view, _ in touched
+        if program.operations[number].lane is not Lane.COMPUTE
+    )
+    ends = list(accumulate((end for _, end in spans), max))
+    firsts = [first for first, _ in spans]
+    for number, view, writes in touched:
+        before = bisect_left(firsts, view.end)  # spans that begin before it ends
+        if before and ends[before - 1] > view.offset:
+            yield number, view, writes
 
 
 def _cells(edges: list[int], runs: Iterable[tuple[int, int]]) -> Iterator[int]:
@@ -159,13 +176,13 @@ def _joined(
 def _own_overlap(program: RankProgram, number: int, operation: Operation) -> None:
     """An operation writes in place, or beside what it reads; and each byte once."""
     views = touched_views(operation)
-    if isinstance(operation, KernelLaunch) and not operation.reads and len(operation.writes) == 1:
+    spans = sorted((view.memory.value, view.offset, view.end) for view, _ in views)
+    if all(one[0] != two[0] or one[2] <= two[1] for one, two in pairwise(spans)):
         return
+    launch = isinstance(operation, KernelLaunch)
     for at, (view, writes) in enumerate(views):
         for other, also in views[at + 1 :]:
-            in_place = (
-                isinstance(operation, KernelLaunch) and view == other and not (writes and also)
-            )
+            in_place = launch and view == other and not (writes and also)
             if (writes or also) and not in_place and _overlap(view, other):
                 raise DeviceProgramError(
                     "an operation writes each byte once, in place or beside what it reads",

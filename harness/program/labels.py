@@ -22,20 +22,29 @@ CallNumbers: TypeAlias = tuple[int, int]
 NOTHING = np.uint64(0)
 """Label of zeros, and of the log-sum-exp of no keys."""
 
-_FACTOR, _OTHER, _START = (
-    np.uint64(odd) for odd in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
-)
+_FACTOR, _OTHER, _START = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 """The first three primes of xxHash (doc/xxhash_spec.md), which spread bits."""
-_SHIFT = np.uint64(29)
+_SHIFT = 29
+_MASK = 2**64 - 1
 
 
 def mixed(*parts: Labels | int) -> Labels:
-    """Hash numbers in their order, element by element."""
-    total = np.array([_START])
+    """Hash numbers in their order, element by element; at least one is an array."""
+    start = _START
+    for known, part in enumerate(parts):
+        if not isinstance(part, int):
+            return _mixed(start, parts[known:])
+        start = ((start ^ (part * _FACTOR)) * _OTHER) & _MASK
+        start ^= start >> _SHIFT
+    raise AssertionError(f"no array among {parts}")
+
+
+def _mixed(start: int, parts: tuple[Labels | int, ...]) -> Labels:
+    factor, other, shift = np.uint64(_FACTOR), np.uint64(_OTHER), np.uint64(_SHIFT)
+    total = np.full((1,), start, dtype=np.uint64)
     for part in parts:
-        value = np.array([part], dtype=np.uint64) if isinstance(part, int) else part
-        total = (total ^ (value * _FACTOR)) * _OTHER
-        total = total ^ (total >> _SHIFT)
+        total = (total ^ (np.asarray(part, dtype=np.uint64) * factor)) * other
+        total ^= total >> shift
     return total
 
 

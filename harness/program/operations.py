@@ -116,9 +116,11 @@ class ByteView(NamedTuple):
     @property
     def end(self) -> int:
         """The byte after its last; its offset if it is empty."""
-        if not self.elements:
-            return self.offset
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        last = 0
+        for length, stride in zip(self.shape, self.strides, strict=True):
+            if not length:
+                return self.offset
+            last += (length - 1) * stride
         return self.offset + (last + 1) * self.dtype.bytes
 
     def __str__(self) -> str:
