@@ -19,7 +19,7 @@ class _Hole(NamedTuple):
     offset: int
     size: int
     users: LanePositions
-    freed: int
+    freed: int  # in which step of the rank
 
     @property
     def end(self) -> int:
@@ -32,24 +32,26 @@ class Arena:
     def __init__(self) -> None:
         self.size = 0
         self._holes: list[_Hole] = []
-        self._count = 0
 
-    def take(self, size: int, known: LanePositions) -> tuple[int, LanePositions]:
+    def take(self, size: int, known: LanePositions, step: int) -> tuple[int, LanePositions]:
         """Find room.
 
         Args:
             size: Bytes.
             known: Operations that are over when the buffer is first used.
+            step: Holes that were freed later are for those who know that their users are over.
 
         Returns:
             Its offset, and the operations that must be over before it is used: holes of which that
-            is known come first, then those that were freed longest ago.
+            is known come first, then those that were freed longest ago, then new bytes.
         """
         need = -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
         best: tuple[tuple[bool, int, int], int, int] | None = None
         for first, last in self._runs(need):
             holes = self._holes[first:last]
             unknown = any(known.get(u, 0) < p for hole in holes for u, p in hole.users.items())
+            if unknown and max(hole.freed for hole in holes) > step:
+                continue
             cost = (unknown, max(hole.freed for hole in holes), holes[-1].end - holes[0].offset)
             if best is None or cost < best[0]:
                 best = (cost, first, last)
@@ -57,11 +59,10 @@ class Arena:
             return self._grow(need)
         return self._cut(need, best[1], best[2])
 
-    def give(self, offset: int, size: int, users: LanePositions) -> None:
-        """Free a buffer that these operations used last."""
-        self._count += 1
+    def give(self, offset: int, size: int, users: LanePositions, step: int) -> None:
+        """Free a buffer that these operations used last, in a step of the rank."""
         need = -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
-        self._put(_Hole(offset, need, users, self._count))
+        self._put(_Hole(offset, need, users, step))
 
     def _runs(self, need: int) -> Iterator[tuple[int, int]]:
         """Yield the shortest runs of neighbouring holes that are large enough, as indices."""
@@ -85,14 +86,9 @@ class Arena:
         return offset, _latest(hole.users for hole in holes)
 
     def _grow(self, need: int) -> tuple[int, LanePositions]:
-        """Take bytes at the end, where a hole may begin them."""
-        tail = self._holes[-1] if self._holes and self._holes[-1].end == self.size else None
-        if tail is None:
-            tail = _Hole(self.size, 0, {}, 0)
-        else:
-            self._holes.pop()
-        self.size = tail.offset + need
-        return tail.offset, tail.users
+        offset = self.size
+        self.size += need
+        return offset, {}
 
     def _put(self, hole: _Hole) -> None:
         at = len(self._holes)

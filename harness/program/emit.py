@@ -33,23 +33,28 @@ from harness.program.slabs import RankSlabs, everything
 from harness.program.writer import Buffer, BufferView, RankWriter
 
 
-def emit(program: Program, gpus_per_node: int = 8) -> DeviceProgram:
+def emit(program: Program, gpus_per_node: int = 8, *, ahead: int = 1) -> DeviceProgram:
     """Emit the programs of all ranks.
 
     Args:
         program: A proved plan.
         gpus_per_node: Ranks that share NVLink; neighbouring ranks share a node.
+        ahead: Steps (moving, then computing) by which a lane may run ahead of others before it
+            waits for memory that they used: with more, arenas are larger and lanes wait less.
     """
     with without_collection():
         ranks = tuple(
-            emit_rank(program, rank, gpus_per_node) for rank in range(program.plan.problem.cp)
+            emit_rank(program, rank, gpus_per_node, ahead=ahead)
+            for rank in range(program.plan.problem.cp)
         )
     return DeviceProgram(program.plan.hash, gpus_per_node, ranks)
 
 
-def emit_rank(program: Program, rank: int, gpus_per_node: int = 8) -> RankProgram:
+def emit_rank(
+    program: Program, rank: int, gpus_per_node: int = 8, *, ahead: int = 1
+) -> RankProgram:
     """Emit one rank's program; arguments as `emit`."""
-    return _Walk(program, rank, gpus_per_node).run()
+    return _Walk(program, RankWriter(rank, ahead), gpus_per_node).run()
 
 
 class _Target(NamedTuple):
@@ -67,13 +72,14 @@ class _Target(NamedTuple):
 
 
 class _Walk:
-    def __init__(self, program: Program, rank: int, gpus_per_node: int) -> None:
+    def __init__(self, program: Program, writer: RankWriter, gpus_per_node: int) -> None:
         self.program = program
         self.plan = program.plan
-        self.rank = rank
-        self.writer = RankWriter(rank)
-        self.slabs = RankSlabs(program, self.writer, gpus_per_node)
+        self.rank = writer.rank
+        self.writer = writer
+        self.slabs = RankSlabs(program, writer, gpus_per_node)
         self.task = 0
+        self.computed = False
         self.fresh: set[int] = set()
 
     def run(self) -> RankProgram:
@@ -101,8 +107,11 @@ class _Walk:
     def _one(self, task: Task, step: Step) -> None:
         legs = legs_of(task)
         if legs:
+            self.writer.step += self.computed
+            self.computed = False
             self._legs(legs, step)
             return
+        self.computed = True
         self.slabs.flush()
         self.fresh = set(step.creates)
         match task:

@@ -104,10 +104,16 @@ _Clock = dict[Lane, int]
 
 
 class RankWriter:
-    """One rank's program while it is written."""
+    """One rank's program while it is written.
 
-    def __init__(self, rank: int) -> None:
+    Attributes:
+        rank: Which.
+        step: How often it moved something after it had computed something, so far.
+    """
+
+    def __init__(self, rank: int, ahead: int) -> None:
         self.rank = rank
+        self._ahead = ahead
         self._arenas = {memory: Arena() for memory in Memory}
         self._written: list[
             KernelLaunch | Group | tuple[Lane, int]
@@ -116,6 +122,7 @@ class RankWriter:
         self._clocks: dict[Lane, _Clock] = {lane: {} for lane in Lane}
         self._past: dict[Lane, list[tuple[int, _Clock]]] = {lane: [] for lane in Lane}
         self._live: list[Buffer] = []
+        self.step = 0
 
     def place(self, buffer: Buffer) -> None:
         """Give a buffer that is there from the start its place."""
@@ -160,7 +167,7 @@ class RankWriter:
         users: dict[Lane, int] = {}
         for (lane, *_), position in buffer.accesses.items():
             users[lane] = max(users.get(lane, 0), position)
-        self._arenas[buffer.memory].give(buffer.offset, buffer.size, users)
+        self._arenas[buffer.memory].give(buffer.offset, buffer.size, users, self.step)
         self._live.remove(buffer)
         self._close(buffer, max(buffer.born, len(self._written) - 1))
 
@@ -236,7 +243,9 @@ class RankWriter:
 
     def _place(self, buffer: Buffer, lane: Lane) -> None:
         arena = self._arenas[buffer.memory]
-        buffer.offset, users = arena.take(buffer.size, self._clocks[lane])
+        # Messages of the step before are seldom over; computation of the step before mostly is.
+        step = self.step - self._ahead - (lane is Lane.COMPUTE)
+        buffer.offset, users = arena.take(buffer.size, self._clocks[lane], step)
         buffer.born = len(self._written)
         for user, position in users.items():
             buffer.accesses[user, True, 0, buffer.size] = position

@@ -10,6 +10,7 @@ from harness.plan.problem import Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Memory
 from harness.prepare.verified_plans import planned
+from harness.program.arena import Arena
 from harness.program.check import check_limits, check_program
 from harness.program.check_bytes import byte_runs, check_bytes
 from harness.program.check_progress import check_progress, matched
@@ -353,3 +354,63 @@ def test_a_program_of_another_plan_is_refused() -> None:
         check_program(forward("ring").plan, program)
     with pytest.raises(DeviceProgramError, match="all ranks"):
         check_program(forward("zigzag").plan, replace(program, ranks=program.ranks[:2]))
+
+
+# Memory and waiting --------------------------------------------------------------------------
+
+
+def test_freed_bytes_that_cost_no_wait_are_used_first_then_those_freed_long_ago() -> None:
+    arena = Arena()
+    early, _ = arena.take(200, {}, 9)
+    late, _ = arena.take(256, {}, 9)
+    assert (early, late, arena.size) == (0, 256, 512)
+    arena.give(early, 200, {UP: 3}, 1)
+    arena.give(late, 256, {UP: 5}, 4)
+    assert arena.take(100, {UP: 5}, 0) == (early, {UP: 3})  # both are known: the older one
+    arena.give(early, 100, {UP: 6}, 5)
+    assert arena.take(100, {UP: 5}, 0) == (late, {UP: 5})  # one is known
+    assert arena.take(100, {UP: 5}, 4) == (512, {})  # the other was freed after step 4
+    assert arena.take(100, {UP: 5}, 5) == (early, {UP: 6})
+
+
+def test_neighbouring_holes_make_room_together() -> None:
+    arena = Arena()
+    for _ in range(4):
+        arena.take(256, {}, 9)
+    arena.give(512, 256, {UP: 4}, 2)
+    assert arena.take(512, {}, 9) == (1024, {})
+    arena.give(256, 256, {DOWN: 7}, 2)
+    assert arena.take(300, {}, 9) == (256, {DOWN: 7, UP: 4})
+
+
+def test_computing_does_not_wait_for_what_it_just_sent() -> None:
+    resolved = forward("double_ring:inner=2", small(4))
+    for rank in emit(resolved, gpus_per_node=2).ranks:
+        events, waiting = {}, set()
+        last: tuple[PostEnd, ...] = ()
+        for operation in rank.operations:
+            match operation:
+                case Group(posts=posts):
+                    last = tuple(post.end for post in posts)
+                case Record(event=event):
+                    events[event] = last if operation.lane in COMMUNICATORS else ()
+                case Wait(lane=Lane.COMPUTE, event=event):
+                    waiting.add(events[event])
+                case _:
+                    pass
+        assert all(PostEnd.RECEIVE in ends for ends in waiting)
+
+
+def test_who_may_run_further_ahead_waits_less_and_holds_more() -> None:
+    resolved = forward("double_ring:inner=4", small(8))
+    near, far = (emit(resolved, gpus_per_node=4, ahead=ahead) for ahead in (1, 3))
+    check_program(resolved.plan, far)
+    waits, sizes = (
+        [sum(measure(rank) for rank in program.ranks) for program in (near, far)]
+        for measure in (
+            lambda rank: sum(isinstance(op, Wait) for op in rank.operations),
+            lambda rank: rank.arena_bytes[Memory.DEVICE],
+        )
+    )
+    assert waits[0] > waits[1]
+    assert sizes[0] < sizes[1]
