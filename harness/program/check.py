@@ -23,7 +23,7 @@ from harness.program.operations import (
     RankProgram,
 )
 
-_NEAR = frozenset({Lane.NVLINK_UP, Lane.NVLINK_DOWN})
+_NEAR = frozenset({Lane.NVLINK_EVEN, Lane.NVLINK_ODD})
 
 
 def check_program(plan: Plan, program: DeviceProgram) -> None:

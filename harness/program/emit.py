@@ -29,6 +29,7 @@ from harness.plan.tasks import (
     ranks_of,
 )
 from harness.program.operations import DeviceProgram, Kernel, Lane, RankProgram
+from harness.program.sides import Lanes, communicators_of
 from harness.program.slabs import RankSlabs, everything
 from harness.program.writer import Buffer, BufferView, RankWriter
 
@@ -43,8 +44,9 @@ def emit(program: Program, gpus_per_node: int = 8, *, ahead: int = 1) -> DeviceP
             waits for memory that they used: with more, arenas are larger and lanes wait less.
     """
     with without_collection():
+        lanes = communicators_of(program.plan, gpus_per_node)
         ranks = tuple(
-            emit_rank(program, rank, gpus_per_node, ahead=ahead)
+            _Walk(program, RankWriter(rank, ahead), lanes, gpus_per_node).run()
             for rank in range(program.plan.problem.cp)
         )
     return DeviceProgram(program.plan.hash, gpus_per_node, ranks)
@@ -54,7 +56,8 @@ def emit_rank(
     program: Program, rank: int, gpus_per_node: int = 8, *, ahead: int = 1
 ) -> RankProgram:
     """Emit one rank's program; arguments as `emit`."""
-    return _Walk(program, RankWriter(rank, ahead), gpus_per_node).run()
+    lanes = communicators_of(program.plan, gpus_per_node)
+    return _Walk(program, RankWriter(rank, ahead), lanes, gpus_per_node).run()
 
 
 class _Target(NamedTuple):
@@ -72,12 +75,14 @@ class _Target(NamedTuple):
 
 
 class _Walk:
-    def __init__(self, program: Program, writer: RankWriter, gpus_per_node: int) -> None:
+    def __init__(
+        self, program: Program, writer: RankWriter, lanes: Lanes, gpus_per_node: int
+    ) -> None:
         self.program = program
         self.plan = program.plan
         self.rank = writer.rank
         self.writer = writer
-        self.slabs = RankSlabs(program, writer, gpus_per_node)
+        self.slabs = RankSlabs(program, writer, lanes, gpus_per_node)
         self.task = 0
         self.computed = False
         self.fresh: set[int] = set()

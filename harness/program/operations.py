@@ -28,7 +28,7 @@ MOST_LANES = 8
 class Lane(StrEnum):
     """A queue of one rank's device; each of the last four has a communicator of its own.
 
-    A message goes UP where the shorter way round the ring of ranks from its source is upwards.
+    A message goes over the communicator of its source's side; see `sides`.
     """
 
     __hash__ = str.__hash__  # an enum's own hash is a python function, and these are hashed a lot
@@ -36,16 +36,16 @@ class Lane(StrEnum):
     COMPUTE = "compute"
     TO_HOST = "to-host"
     TO_DEVICE = "to-device"
-    NVLINK_UP = "nvlink-up"
-    NVLINK_DOWN = "nvlink-down"
-    NIC_UP = "nic-up"
-    NIC_DOWN = "nic-down"
+    NVLINK_EVEN = "nvlink-even"
+    NVLINK_ODD = "nvlink-odd"
+    NIC_EVEN = "nic-even"
+    NIC_ODD = "nic-odd"
 
 
 COPY_LANES = frozenset({Lane.TO_HOST, Lane.TO_DEVICE})
 """Lanes of copies between a rank's memories."""
 
-COMMUNICATORS = frozenset({Lane.NVLINK_UP, Lane.NVLINK_DOWN, Lane.NIC_UP, Lane.NIC_DOWN})
+COMMUNICATORS = frozenset({Lane.NVLINK_EVEN, Lane.NVLINK_ODD, Lane.NIC_EVEN, Lane.NIC_ODD})
 """Lanes of messages between ranks."""
 
 

@@ -17,15 +17,8 @@ from harness.plan.sizes import batch_of, is_accumulated, is_per_row, is_rounded,
 from harness.plan.slices import Cut, landing, parts_of
 from harness.plan.tasks import Leg, Memory, Piece, Tensor
 from harness.program.operations import COMMUNICATORS, MOST_POSTS, Kernel, Lane, PostEnd
+from harness.program.sides import Lanes
 from harness.program.writer import Buffer, BufferPost, BufferView, RankWriter, whole_view
-
-
-def lane_of_message(src: int, dst: int, cp: int, gpus_per_node: int) -> Lane:
-    """Return the communicator that carries messages from a rank to another one."""
-    up = 2 * ((dst - src) % cp) <= cp
-    if node_of(src, gpus_per_node) == node_of(dst, gpus_per_node):
-        return Lane.NVLINK_UP if up else Lane.NVLINK_DOWN
-    return Lane.NIC_UP if up else Lane.NIC_DOWN
 
 
 def everything(plan: Plan, piece: Piece) -> Cut:
@@ -62,13 +55,17 @@ class RankSlabs:
     Args:
         program: The resolved plan.
         writer: Where operations go.
+        lanes: The communicator of each source.
         gpus_per_node: Ranks that share NVLink.
     """
 
-    def __init__(self, program: Program, writer: RankWriter, gpus_per_node: int) -> None:
+    def __init__(
+        self, program: Program, writer: RankWriter, lanes: Lanes, gpus_per_node: int
+    ) -> None:
         self.program = program
         self.plan = program.plan
         self.writer = writer
+        self.lanes = lanes
         self.gpus_per_node = gpus_per_node
         dtype = self.plan.problem.dtype
         self.dtype = dtype
@@ -116,6 +113,7 @@ class RankSlabs:
         """A slab's tensor, once it is all there."""
         if slab in self._round.arriving:
             self.flush()
+            self.writer.step += 1  # it passes on what it has not computed with
         for staging, targets, task in self._landings.pop(slab, ()):
             whole = self.views[slab]
             for cut, own in targets:
@@ -234,7 +232,8 @@ class RankSlabs:
     ) -> None:
         if not view.placed.elements:
             return
-        lane = lane_of_message(src, dst, self.plan.problem.cp, self.gpus_per_node)
+        near = node_of(src, self.gpus_per_node) == node_of(dst, self.gpus_per_node)
+        lane = self.lanes[src, near]
         peer = dst if way is PostEnd.SEND else src
         self._round.posts.setdefault(lane, []).append(BufferPost(way, peer, view))
         if slab is not None:

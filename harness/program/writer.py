@@ -108,7 +108,7 @@ class RankWriter:
 
     Attributes:
         rank: Which.
-        step: How often it moved something after it had computed something, so far.
+        step: How often it moved something after it had computed or passed on something, so far.
     """
 
     def __init__(self, rank: int, ahead: int) -> None:

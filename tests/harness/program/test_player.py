@@ -117,8 +117,8 @@ def test_lanes_of_a_gpu_fork_from_the_callers_stream_and_join_it(
     assert all(stream.after == [caller] for stream in lanes.values())
     mark = streams.mark()
     streams.record(mark, Lane.COMPUTE)
-    streams.hold(mark, Lane.NIC_UP)
-    assert lanes[Lane.NIC_UP].after == [caller, lanes[Lane.COMPUTE]]
+    streams.hold(mark, Lane.NIC_EVEN)
+    assert lanes[Lane.NIC_EVEN].after == [caller, lanes[Lane.COMPUTE]]
     streams.join()
     assert caller.after == list(lanes.values())
 
@@ -136,11 +136,11 @@ def test_a_host_waits_for_a_group_when_its_lane_or_a_mark_asks_and_once() -> Non
     streams = HostStreams(CPU)
 
     def group(name: str) -> None:
-        streams.issue(Lane.NIC_UP, lambda: [FakeRequest(log, name)])
+        streams.issue(Lane.NIC_EVEN, lambda: [FakeRequest(log, name)])
 
     group("a")
     mark = streams.mark()
-    streams.record(mark, Lane.NIC_UP)
+    streams.record(mark, Lane.NIC_EVEN)
     assert log == []
     group("b")
     assert log == ["waited a"]

@@ -32,9 +32,10 @@ from harness.program.operations import (
     Wait,
 )
 from harness.program.program_json import program_from_json, program_json
+from harness.program.sides import two_sides
 from tests.support import layer_problem, problem
 
-UP, DOWN = Lane.NVLINK_UP, Lane.NVLINK_DOWN
+EVEN, ODD = Lane.NVLINK_EVEN, Lane.NVLINK_ODD
 
 
 def small(cp: int = 3, pattern: str = "causal") -> Problem:
@@ -83,7 +84,7 @@ def test_a_program_prints_hashes_and_comes_back_from_json() -> None:
     ("old", "new", "names"),
     [
         ('"attend"', '"attended"', "kernel"),
-        ('"nvlink-up"', '"nvlink"', "lane"),
+        ('"nvlink-even"', '"nvlink"', "lane"),
         ('"send"', '"sends"', "end"),
         ('"launch"', '"lunch"', "kind"),
         ('"schema":1', '"schema":2', "schema"),
@@ -96,16 +97,17 @@ def test_json_that_is_no_program_is_refused_by_its_field(old: str, new: str, nam
         program_from_json(text.replace(old, new, 1))
 
 
-def test_a_ring_step_is_one_group_that_sends_and_receives() -> None:
-    (groups, *_) = (
-        [op for op in rank.operations if isinstance(op, Group)]
-        for rank in emit(forward("ring-classic", small(4)), gpus_per_node=4).ranks
-    )
-    ways = [sorted(post.end for post in group.posts) for group in groups]
-    assert ways == [sorted([PostEnd.SEND, PostEnd.RECEIVE] * 2)] * 3  # k and v, 3 steps
+def test_a_ring_step_is_one_group_to_send_and_one_to_receive_side_by_side() -> None:
+    for rank in emit(forward("ring-classic", small(4)), gpus_per_node=4).ranks:
+        groups = [op for op in rank.operations if isinstance(op, Group)]
+        ways = {(op.lane, tuple(post.end for post in op.posts)) for op in groups}
+        assert len(groups) == 2 * 3  # steps
+        sends, receives = [PostEnd.SEND] * 2, [PostEnd.RECEIVE] * 2  # k and v
+        mine, other = (EVEN, ODD) if rank.rank % 2 == 0 else (ODD, EVEN)
+        assert ways == {(mine, tuple(sends)), (other, tuple(receives))}
 
 
-def test_nodes_and_ways_round_the_ring_have_communicators_of_their_own() -> None:
+def test_links_inside_a_node_and_between_nodes_have_communicators_of_their_own() -> None:
     lanes = {
         text: {
             op.lane
@@ -115,8 +117,16 @@ def test_nodes_and_ways_round_the_ring_have_communicators_of_their_own() -> None
         }
         for text in ("ring-classic", "ulysses")
     }
-    assert lanes["ring-classic"] == {Lane.NVLINK_UP, Lane.NIC_UP}
-    assert lanes["ulysses"] == COMMUNICATORS
+    assert all(found == COMMUNICATORS for found in lanes.values())
+
+
+def test_neighbours_in_even_rings_are_on_two_sides_and_the_heaviest_pairs_come_first() -> None:
+    ring = {(min(a, b), max(a, b)): 5 for a, b in ((r, (r + 3) % 8) for r in range(8))}
+    side = two_sides(8, ring)
+    assert all(side[one] != side[other] for one, other in ring)
+    triangle = two_sides(3, {(0, 1): 1, (1, 2): 7, (0, 2): 5})
+    assert triangle[1] != triangle[2] != triangle[0]
+    assert two_sides(2, {}) == [0, 0]
 
 
 def test_a_slow_step_holds_two_buffers_and_not_all() -> None:
@@ -149,9 +159,9 @@ def group(lane: Lane, *posts: tuple[PostEnd, int, int]) -> Group:
     return Group(lane, tuple(Post(way, peer, view(offset)) for way, peer, offset in posts))
 
 
-RECEIVED = group(UP, (PostEnd.RECEIVE, 1, 0))
+RECEIVED = group(EVEN, (PostEnd.RECEIVE, 1, 0))
 READ = copy(Lane.COMPUTE, 0, 512)
-ORDERED = (Record(UP, 0), Wait(Lane.COMPUTE, 0))
+ORDERED = (Record(EVEN, 0), Wait(Lane.COMPUTE, 0))
 
 
 def test_what_arrives_is_read_after_its_wait_only() -> None:
@@ -161,19 +171,19 @@ def test_what_arrives_is_read_after_its_wait_only() -> None:
 
 
 def test_a_record_after_another_operation_orders_all_before_it() -> None:
-    later = group(UP, (PostEnd.RECEIVE, 1, 1024))
+    later = group(EVEN, (PostEnd.RECEIVE, 1, 1024))
     check_bytes(rank_program(0, RECEIVED, later, *ORDERED, READ))
     with pytest.raises(DeviceProgramError, match="is ordered"):
         check_bytes(rank_program(0, later, *ORDERED[:1], RECEIVED, *ORDERED[1:], READ))
 
 
 def test_order_passes_through_a_third_lane() -> None:
-    relay = (Record(UP, 0), Wait(DOWN, 0), Record(DOWN, 1), Wait(Lane.COMPUTE, 1))
+    relay = (Record(EVEN, 0), Wait(ODD, 0), Record(ODD, 1), Wait(Lane.COMPUTE, 1))
     check_bytes(rank_program(0, RECEIVED, *relay, READ))
 
 
 def test_bytes_that_are_sent_are_written_after_the_send_only() -> None:
-    sent, written = group(UP, (PostEnd.SEND, 1, 0)), copy(Lane.COMPUTE, 512, 0)
+    sent, written = group(EVEN, (PostEnd.SEND, 1, 0)), copy(Lane.COMPUTE, 512, 0)
     check_bytes(rank_program(0, sent, *ORDERED, written))
     with pytest.raises(DeviceProgramError, match="is ordered"):
         check_bytes(rank_program(0, sent, written))
@@ -195,14 +205,14 @@ def test_rows_side_by_side_in_other_heads_do_not_overlap() -> None:
 
 def test_an_event_is_recorded_before_it_is_waited_for_and_once() -> None:
     with pytest.raises(DeviceProgramError, match="not recorded yet"):
-        check_bytes(rank_program(0, Wait(UP, 0), Record(Lane.COMPUTE, 0)))
+        check_bytes(rank_program(0, Wait(EVEN, 0), Record(Lane.COMPUTE, 0)))
     with pytest.raises(DeviceProgramError, match="recorded again"):
-        check_bytes(rank_program(0, Record(UP, 0), Record(UP, 0)))
+        check_bytes(rank_program(0, Record(EVEN, 0), Record(EVEN, 0)))
 
 
 def test_a_group_does_not_receive_what_it_sends() -> None:
     with pytest.raises(DeviceProgramError, match="writes each byte once"):
-        check_bytes(rank_program(0, group(UP, (PostEnd.SEND, 1, 0), (PostEnd.RECEIVE, 1, 16))))
+        check_bytes(rank_program(0, group(EVEN, (PostEnd.SEND, 1, 0), (PostEnd.RECEIVE, 1, 16))))
 
 
 def test_a_view_beyond_its_arena_is_refused() -> None:
@@ -217,45 +227,49 @@ def progress(*ranks: RankProgram) -> None:
 
 def test_groups_in_other_orders_on_two_ranks_wait_for_themselves() -> None:
     first, second = (PostEnd.SEND, 1, 0), (PostEnd.RECEIVE, 1, 512)
-    there = rank_program(1, group(UP, (PostEnd.RECEIVE, 0, 0)), group(UP, (PostEnd.SEND, 0, 512)))
-    progress(rank_program(0, group(UP, first), group(UP, second)), there)
-    progress(rank_program(0, group(UP, second, first)), there)
+    there = rank_program(
+        1, group(EVEN, (PostEnd.RECEIVE, 0, 0)), group(EVEN, (PostEnd.SEND, 0, 512))
+    )
+    progress(rank_program(0, group(EVEN, first), group(EVEN, second)), there)
+    progress(rank_program(0, group(EVEN, second, first)), there)
     with pytest.raises(DeviceProgramError, match="waits for itself"):
-        progress(rank_program(0, group(UP, second), group(UP, first)), there)
+        progress(rank_program(0, group(EVEN, second), group(EVEN, first)), there)
 
 
 def test_groups_on_communicators_of_their_own_may_be_in_any_order() -> None:
-    here = rank_program(0, group(DOWN, (PostEnd.RECEIVE, 1, 512)), group(UP, (PostEnd.SEND, 1, 0)))
-    there = rank_program(1, group(UP, (PostEnd.RECEIVE, 0, 0)), group(DOWN, (PostEnd.SEND, 0, 512)))
+    here = rank_program(0, group(ODD, (PostEnd.RECEIVE, 1, 512)), group(EVEN, (PostEnd.SEND, 1, 0)))
+    there = rank_program(
+        1, group(EVEN, (PostEnd.RECEIVE, 0, 0)), group(ODD, (PostEnd.SEND, 0, 512))
+    )
     progress(here, there)
 
 
 def test_a_wait_for_what_comes_after_its_own_message_never_ends() -> None:
     here = rank_program(
         0,
-        group(UP, (PostEnd.SEND, 1, 0)),
-        Record(UP, 0),
-        Wait(DOWN, 0),
-        group(DOWN, (PostEnd.SEND, 1, 512)),
+        group(EVEN, (PostEnd.SEND, 1, 0)),
+        Record(EVEN, 0),
+        Wait(ODD, 0),
+        group(ODD, (PostEnd.SEND, 1, 512)),
     )
     there = rank_program(
         1,
-        group(DOWN, (PostEnd.RECEIVE, 0, 512)),
-        Record(DOWN, 0),
-        Wait(UP, 0),
-        group(UP, (PostEnd.RECEIVE, 0, 0)),
+        group(ODD, (PostEnd.RECEIVE, 0, 512)),
+        Record(ODD, 0),
+        Wait(EVEN, 0),
+        group(EVEN, (PostEnd.RECEIVE, 0, 0)),
     )
     with pytest.raises(DeviceProgramError, match="waits for itself"):
         progress(here, there)
 
 
 def test_a_message_has_two_ends_of_one_size() -> None:
-    sent = rank_program(0, group(UP, (PostEnd.SEND, 1, 0)))
+    sent = rank_program(0, group(EVEN, (PostEnd.SEND, 1, 0)))
     with pytest.raises(DeviceProgramError, match="two ends"):
         matched((sent, rank_program(1)))
     with pytest.raises(DeviceProgramError, match="two ends"):
-        matched((sent, rank_program(1, group(DOWN, (PostEnd.RECEIVE, 0, 0)))))
-    short = Group(UP, (Post(PostEnd.RECEIVE, 0, view(0, tokens=3)),))
+        matched((sent, rank_program(1, group(ODD, (PostEnd.RECEIVE, 0, 0)))))
+    short = Group(EVEN, (Post(PostEnd.RECEIVE, 0, view(0, tokens=3)),))
     with pytest.raises(DeviceProgramError, match="one size"):
         matched((sent, rank_program(1, short)))
 
@@ -263,13 +277,13 @@ def test_a_message_has_two_ends_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("operation", "why"),
     [
-        (group(UP, *[(PostEnd.SEND, 1, 0)] * (MOST_POSTS + 1)), "257 posts"),
-        (group(UP), "0 posts"),
-        (group(Lane.NIC_UP, (PostEnd.SEND, 1, 0)), "not reached"),
-        (group(UP, (PostEnd.SEND, 2, 0)), "not reached"),
-        (group(UP, (PostEnd.SEND, 0, 0)), "not reached"),
+        (group(EVEN, *[(PostEnd.SEND, 1, 0)] * (MOST_POSTS + 1)), "257 posts"),
+        (group(EVEN), "0 posts"),
+        (group(Lane.NIC_EVEN, (PostEnd.SEND, 1, 0)), "not reached"),
+        (group(EVEN, (PostEnd.SEND, 2, 0)), "not reached"),
+        (group(EVEN, (PostEnd.SEND, 0, 0)), "not reached"),
         (group(Lane.COMPUTE, (PostEnd.SEND, 1, 0)), "no communicator"),
-        (copy(UP, 0, 512), "no work"),
+        (copy(EVEN, 0, 512), "no work"),
         (copy(Lane.TO_HOST, 0, 512), "that way"),
         (
             KernelLaunch(Lane.COMPUTE, Kernel.COPY, (view(0, memory=Memory.HOST),), (view(0),), 0),
@@ -280,7 +294,7 @@ def test_a_message_has_two_ends_of_one_size() -> None:
 def test_an_operation_beyond_the_limits_of_its_lane_is_refused(
     operation: Operation, why: str
 ) -> None:
-    check_limits(rank_program(0, group(UP, *[(PostEnd.SEND, 1, 0)] * MOST_POSTS)), 2)
+    check_limits(rank_program(0, group(EVEN, *[(PostEnd.SEND, 1, 0)] * MOST_POSTS)), 2)
     with pytest.raises(DeviceProgramError, match=why):
         check_limits(rank_program(0, operation), 2)
 
@@ -364,23 +378,23 @@ def test_freed_bytes_that_cost_no_wait_are_used_first_then_those_freed_long_ago(
     early, _ = arena.take(200, {}, 9)
     late, _ = arena.take(256, {}, 9)
     assert (early, late, arena.size) == (0, 256, 512)
-    arena.give(early, 200, {UP: 3}, 1)
-    arena.give(late, 256, {UP: 5}, 4)
-    assert arena.take(100, {UP: 5}, 0) == (early, {UP: 3})  # both are known: the older one
-    arena.give(early, 100, {UP: 6}, 5)
-    assert arena.take(100, {UP: 5}, 0) == (late, {UP: 5})  # one is known
-    assert arena.take(100, {UP: 5}, 4) == (512, {})  # the other was freed after step 4
-    assert arena.take(100, {UP: 5}, 5) == (early, {UP: 6})
+    arena.give(early, 200, {EVEN: 3}, 1)
+    arena.give(late, 256, {EVEN: 5}, 4)
+    assert arena.take(100, {EVEN: 5}, 0) == (early, {EVEN: 3})  # both are known: the older one
+    arena.give(early, 100, {EVEN: 6}, 5)
+    assert arena.take(100, {EVEN: 5}, 0) == (late, {EVEN: 5})  # one is known
+    assert arena.take(100, {EVEN: 5}, 4) == (512, {})  # the other was freed after step 4
+    assert arena.take(100, {EVEN: 5}, 5) == (early, {EVEN: 6})
 
 
 def test_neighbouring_holes_make_room_together() -> None:
     arena = Arena()
     for _ in range(4):
         arena.take(256, {}, 9)
-    arena.give(512, 256, {UP: 4}, 2)
+    arena.give(512, 256, {EVEN: 4}, 2)
     assert arena.take(512, {}, 9) == (1024, {})
-    arena.give(256, 256, {DOWN: 7}, 2)
-    assert arena.take(300, {}, 9) == (256, {DOWN: 7, UP: 4})
+    arena.give(256, 256, {ODD: 7}, 2)
+    assert arena.take(300, {}, 9) == (256, {ODD: 7, EVEN: 4})
 
 
 def test_computing_does_not_wait_for_what_it_just_sent() -> None:
