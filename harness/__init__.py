@@ -27,8 +27,9 @@ attends whom, as geometry) and `strategies` (floor 8) are part of the picture.
 | 8     | strategies  | planners: who computes what and who sends what, one short file each        |
 | 7     | schedule    | passes from plan to plan: fuse, batch, collectives, order                  |
 | 7     | peers       | adapters that run other projects' context parallelism on our inputs        |
+| 7     | play        | device programs at work: on streams, over groups, under adverse timings    |
 | 6     | planning    | building blocks of strategies: builder, rings, all-to-alls, layers         |
-| 6     | program     | what each rank's GPU is told: emitted, proved, run under adverse timings   |
+| 6     | program     | what each rank's GPU is told: emitted from a plan, and proved              |
 | 6     | simulate    | seconds of a plan on a cluster                                             |
 | 6     | oracle      | dense attention in float64, inputs, and the one tolerance                  |
 | 6     | records     | configurations of cells, and their results                                 |

@@ -26,11 +26,11 @@ from harness.execute.interpreter import execute
 from harness.execute.transport import Handle, Traffic
 from harness.plan.problem import Dtype, Problem
 from harness.plan.residency import Program
+from harness.play import player
+from harness.play.player import BoundProgram, bind_rank
 from harness.prepare.verified_plans import planned
-from harness.program import player
 from harness.program.emit import emit_rank
 from harness.program.operations import KernelLaunch
-from harness.program.player import BoundProgram, bind_rank
 from harness.terminal.arguments import count, listed
 from patterns import make_pattern
 

@@ -32,13 +32,13 @@ from harness.oracle.reference import inputs_of
 from harness.plan.problem import Dtype, Problem
 from harness.plan.residency import Program
 from harness.plan.tasks import Resident
+from harness.play.adversary import Ended, run_under
+from harness.play.policies import POLICIES
 from harness.prepare.verified_plans import planned
-from harness.program.adversary import Ended, run_under
 from harness.program.check import check_program
 from harness.program.emit import emit
 from harness.program.mutations import MUTATIONS
 from harness.program.operations import DeviceProgram
-from harness.program.policies import POLICIES
 from harness.terminal.arguments import count
 from patterns import make_pattern
 from strategies import EVERY_STRATEGY, LAYER_STRATEGIES, quick

@@ -16,7 +16,8 @@ import torch
 
 from harness.plan.plan import Plan
 from harness.plan.tasks import Resident
-from harness.program.bound import Arenas, DoLaunch, bind_launch, tensor_at
+from harness.play.bound import Arenas, DoLaunch, bind_launch, tensor_at
+from harness.play.policies import Policy, Turn
 from harness.program.operations import (
     MOST_POSTS,
     ByteRange,
@@ -32,7 +33,6 @@ from harness.program.operations import (
     Record,
     Wait,
 )
-from harness.program.policies import Policy, Turn
 
 _POISON = 0xFF
 """Byte of which every floating-point number is a NaN."""

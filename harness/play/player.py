@@ -17,7 +17,8 @@ import torch
 from harness.execute.rotary import TurnsOf
 from harness.plan.plan import Plan
 from harness.plan.tasks import Resident
-from harness.program.bound import bind_launch, tensor_at
+from harness.play.bound import bind_launch, tensor_at
+from harness.play.streams import Mark, Request, Streams, arenas_on, streams_on
 from harness.program.check_progress import Moment, PostAt, check_progress, matched
 from harness.program.operations import (
     DeviceProgram,
@@ -31,7 +32,6 @@ from harness.program.operations import (
     Record,
     Wait,
 )
-from harness.program.streams import Mark, Request, Streams, arenas_on, streams_on
 
 HostStep = Callable[[], object]
 """What the host does for an operation."""

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from harness.play.player import BindGroup
+from harness.play.streams import Request
 from harness.program.check_progress import matched
 from harness.program.operations import COMMUNICATORS, DeviceProgram, Group, Lane, PostEnd
-from harness.program.player import BindGroup
-from harness.program.streams import Request
 
 
 def linked_ranks(program: DeviceProgram, device: torch.device) -> BindGroup:

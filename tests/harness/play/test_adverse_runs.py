@@ -12,12 +12,12 @@ from harness.execute.transport import LocalTransport
 from harness.oracle.reference import inputs_of
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Resident
+from harness.play.adversary import run_under
+from harness.play.policies import POLICIES, Turn, by_priority
 from harness.prepare.verified_plans import planned
-from harness.program.adversary import run_under
 from harness.program.emit import emit
 from harness.program.mutations import MUTATIONS
 from harness.program.operations import Group, Lane, Wait
-from harness.program.policies import POLICIES, Turn, by_priority
 from scripts.prove_programs import Subject, agrees, refusal, same_bits, subjects
 from tests.support import layer_problem, problem
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from harness.plan.tasks import Memory
-from harness.program.bound import Arenas
+from harness.play.bound import Arenas
 from harness.program.operations import COMMUNICATORS, Lane
 
 

@@ -11,12 +11,12 @@ from harness.execute.transport import LocalTransport
 from harness.oracle.reference import inputs_of
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Resident
+from harness.play.links import linked_ranks
+from harness.play.player import bind_all, bind_rank
+from harness.play.streams import CudaStreams, HostStreams
 from harness.prepare.verified_plans import planned
 from harness.program.emit import emit
-from harness.program.links import linked_ranks
 from harness.program.operations import COMMUNICATORS, Lane
-from harness.program.player import bind_all, bind_rank
-from harness.program.streams import CudaStreams, HostStreams
 from tests.support import layer_problem, problem, ranks
 
 CPU = torch.device("cpu")
