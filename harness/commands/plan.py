@@ -94,6 +94,9 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
         help="prove and print a saved plan (only --cluster and --show may be added)",
     )
     group.add_argument("-o", "--output", type=written, metavar="FILE", help="save the plan as JSON")
+    group.add_argument(
+        "--svg", type=written, metavar="FILE", help="draw who attends and who sends what, as SVG"
+    )
     group.add_argument("--json", action="store_true", help="print JSON instead of the grid")
     parser.set_defaults(run=run)
 
@@ -124,6 +127,12 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _save(args.output, to_json(plan))
         say(f"{args.output}: written; `plan --load {args.output}` shows it again")
+    if args.svg is not None:
+        from harness.page.plan_chart import plan_chart  # it loads what draws
+
+        what = cell_heading(plan.strategy, plan.problem, plan.direction)
+        _save(args.svg, plan_chart(plan, what=what).svg)
+        say(f"{args.svg}: written; open it in a browser")
     levels = {} if args.load is not None else _levels(args)
     terms = _terms(args, program)
     if args.json:
