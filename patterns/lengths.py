@@ -133,6 +133,25 @@ def lengths_of(values: Values, kind: str, seqlen: int, padding: int = 0) -> list
     return lengths
 
 
+def over_seeds(text: str, count: int) -> tuple[str, ...]:
+    """Return a pattern that draws its lengths from a distribution once for each of so many seeds.
+
+    One that names a seed, or draws nothing, stays as it is.
+    """
+    if "preset=" not in text or "seed=" in text:
+        return (text,)
+    return tuple(f"{text},seed={seed}" for seed in range(count))
+
+
+def without_seed(text: str) -> str | None:
+    """Return a pattern that draws its lengths without the seed; None if it draws none."""
+    name, _, typed = text.partition(":")
+    if "preset=" not in typed:
+        return None
+    kept = (each for each in typed.split(",") if not each.startswith("seed="))
+    return f"{name}:{','.join(kept)}"
+
+
 def sample_lengths(seqlen: int) -> str:
     """Lengths with which a pattern is checked: a third or so, one token, and the rest."""
     first = seqlen * 2 // 7

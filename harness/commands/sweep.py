@@ -49,6 +49,7 @@ from harness.terminal.progress import Live, Output, say
 from harness.training.models import Model
 from harness.training.named_models import MODELS
 from patterns import make_pattern
+from patterns.lengths import over_seeds
 
 _AXES = {
     "strategies": str,
@@ -109,6 +110,13 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     )
     axes.add_argument(
         "--patterns", "--pattern", type=listed(str), help="masks, e.g. causal,star (see `list`)"
+    )
+    axes.add_argument(
+        "--seeds",
+        type=count,
+        default=5,
+        help="draws of each pattern that has a preset= and no seed= (%(default)s); tables show the "
+        "spread",
     )
     axes.add_argument("--cp", type=listed(degree), help="context-parallel degrees, e.g. 2,4,8")
     axes.add_argument("--seqlen", type=listed(length), help="tokens over all ranks, e.g. 4k,1m")
@@ -268,6 +276,8 @@ def _cells(args: argparse.Namespace) -> list[Config]:
         parts = [part for part in parts if part.mode is args.mode] or [Part(mode=args.mode)]
     args.heads = heads_axis(args)
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
+    drawn = [each for text in args.patterns or () for each in over_seeds(text, args.seeds)]
+    given |= {"patterns": drawn} if drawn else {}
     if args.model is not None:
         given = {**_of_model(args.model), **given}
     cells = [cell for part in parts for cell in suite.override(part, given).cells()]

@@ -14,6 +14,10 @@ from harness.planning.chosen import Chosen
 from harness.planning.options import placement_of
 from harness.planning.strategy import Context
 from harness.verify.proof import verify
+from patterns import make_pattern
+
+_PACK = "documents"
+_KEPT = ("mask", "window")  # parameters of a pack that say nothing of its lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Placed:
         received_bytes_most: The rank that receives most, forward.
         seconds: Predicted, forward and backward; None where nothing predicts.
         reason: Why it is not legal; None if it is. Nothing above is known then.
+        padded: Whether documents are padded, so that it is another problem than was asked for.
     """
 
     strategy: str
@@ -39,6 +44,7 @@ class Placed:
     received_bytes_most: int | None = None
     seconds: float | None = None
     reason: str | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class DealReach:
 def placements(
     chosen: Chosen, problem: Problem, context: Context, seconds: Callable[[Plan], float] | None
 ) -> list[Placed]:
-    """Plan and prove a strategy with every placement.
+    """Plan and prove a strategy with every placement, and with documents padded as TE pads them.
 
     Args:
         chosen: A strategy with an option `placement`; its own placement is not looked at.
@@ -74,7 +80,29 @@ def placements(
         raise ValueError(
             f"{chosen.text}: it has no options placement and chunk; take a strategy that has"
         )
-    return [_placed(chosen, placement, problem, context, seconds) for placement in Placement]
+    rows = [_placed(chosen, placement, problem, context, seconds) for placement in Placement]
+    wider = padded_problem(problem)
+    if wider is not None:
+        row = _placed(chosen, Placement.DOCUMENTS, wider, context, seconds)
+        name = f"{row.strategy}, each padded to a multiple of {2 * problem.cp}"
+        rows.append(replace(row, strategy=name, padded=True))
+    return rows
+
+
+def padded_problem(problem: Problem) -> Problem | None:
+    """Return a pack whose documents are padded to a multiple of 2 cp each.
+
+    Transformer Engine's thd layout needs that (TE#2129); what is added attends and is attended as
+    the document is. None where nothing is added, or the pattern is no pack.
+    """
+    name, _, typed = problem.pattern.text.partition(":")
+    if name != _PACK or not padding(problem):
+        return None
+    unit = 2 * problem.cp
+    lengths = [-(-(band.q1 - band.q0) // unit) * unit for band in problem.pattern.bands]
+    kept = [each for each in typed.split(",") if each.partition("=")[0] in _KEPT]
+    text = ",".join([f"{_PACK}:lengths={'+'.join(map(str, lengths))}", *kept])
+    return replace(problem, pattern=make_pattern(text, sum(lengths)))
 
 
 def _placed(
@@ -124,7 +152,7 @@ def padding(problem: Problem) -> int:
 
 def fastest_placement(rows: list[Placed]) -> Placed | None:
     """Return the placement that is predicted to be fastest; None where nothing was predicted."""
-    timed = [row for row in rows if row.seconds is not None]
+    timed = [row for row in rows if row.seconds is not None and not row.padded]
     return min(timed, key=lambda row: row.seconds or 0.0, default=None)
 
 

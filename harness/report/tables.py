@@ -25,6 +25,7 @@ from harness.report.format import (
 )
 from harness.report.labels import legend, pattern_labels
 from harness.report.notes import apart, crowded, drifting, refusals, same_plans, trusted, uneven
+from harness.report.seeds import seed_tables
 from strategies import BASE
 
 _MIB = 2**20
@@ -57,6 +58,11 @@ _BEST = (
 _ANY_PLAN = "(any plan)"
 
 
+_OVER_SEEDS = (
+    "over seeds: * least mean; ~ its least reaches below the most of *; other draws may differ"
+)
+
+
 def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     """Print all tables of a sweep, the reasons of cells that did not run, and the best table."""
     wide = console.width >= _WIDE
@@ -87,6 +93,12 @@ def print_sweep(console: Console, records: Sequence[CellRecord]) -> None:
     _say(console, *uneven(records))
     for note, times in refusals(records).items():
         _say(console, f"{note} ({times} cells)" if times > 1 else note)
+    spread = list(seed_tables(records))
+    for title, table in spread:
+        _say(console, "")
+        _print(console, title, [table])
+    if spread:
+        _say(console, _OVER_SEEDS)
     best = list(best_tables(records, console.width))
     for title, table in best:
         _say(console, "")

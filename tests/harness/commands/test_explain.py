@@ -175,7 +175,9 @@ def test_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> No
     assert call(*words, "--strategy", "owner", "--json") == 0
     body = json.loads(capsys.readouterr().out)
     rows = {
-        row["strategy"].partition("placement=")[2].partition(",")[0]: row for row in body["rows"]
+        row["strategy"].partition("placement=")[2].partition(",")[0]: row
+        for row in body["rows"]
+        if not row["padded"]
     }
     assert list(rows) == ["", "zigzag", "stripe", "balanced", "documents", "ptrr"]
     assert rows["balanced"]["imbalance_total"] < 1.02
@@ -183,6 +185,19 @@ def test_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> No
     assert rows["balanced"]["received_bytes"] < rows["stripe"]["received_bytes"]
     assert body["fastest"] == min(body["rows"], key=lambda row: row["seconds"])["strategy"]
     assert body["padding_tokens"] == (8 - 1500 % 8) % 8 + (8 - 400 % 8) % 8 + (8 - 100 % 8) % 8
+    (padded,) = (row for row in body["rows"] if row["padded"])
+    assert padded["strategy"] == "owner:placement=documents, each padded to a multiple of 8"
+    longer = [
+        "--pattern",
+        "documents:lengths=1504+400+104",
+        "--seqlen",
+        "2008",
+        *words[5:],
+        "--json",
+    ]
+    assert call("--strategy", "owner:placement=documents", *longer) == 0
+    volume = json.loads(capsys.readouterr().out)["volume_bytes"]
+    assert padded["received_bytes_most"] == volume > rows["documents"]["received_bytes_most"]
     alone = ["--strategy", body["rows"][3]["strategy"], *words[1:], "--json"]
     assert call(*alone) == 0
     again = json.loads(capsys.readouterr().out)

@@ -140,6 +140,18 @@ def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.Mo
     assert [record["status"] for record in read_records(tmp_path)] == ["error"] * 4 + ["ok"] * 4
 
 
+def test_packs_are_drawn_with_several_seeds_unless_one_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = "documents:preset=pile,documents:preset=megatron,seed=9"
+    words = [*SMALL, "--patterns", asked, "--seeds", "3", "--direction", "forward", "--dry-run"]
+    assert cli.main(words) == 0
+    ring = [line.split()[3] for line in capsys.readouterr().out.splitlines() if " ring " in line]
+
+    drawn = [f"documents:preset=pile,seed={seed}" for seed in range(3)]
+    assert ring == [*drawn, "documents:preset=megatron,seed=9"]
+
+
 def test_a_dry_run_lists_the_cells_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
