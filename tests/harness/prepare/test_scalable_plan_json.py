@@ -84,7 +84,7 @@ def text(content: bytes) -> Any:  # noqa: ANN401  # whatever JSON has
 
 
 def packed(value: object) -> bytes:
-    return gzip.compress(json.dumps(value).encode())
+    return gzip.compress(json.dumps(value).encode(), mtime=0)
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -266,7 +266,9 @@ def test_a_part_that_waits_for_no_earlier_one_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"torn", packed([]), packed({}), packed(None), gzip.compress(b"[" * 10**5)]
+    "content",
+    [b"", b"torn", packed([]), packed({}), packed(None), gzip.compress(b"[" * 10**5)],
+    ids=["empty", "torn", "list", "object", "null", "deep"],
 )
 def test_what_is_no_structure_at_all_is_refused(content: bytes) -> None:
     assert structure_from(content) is None
