@@ -55,21 +55,27 @@ def plan(
     Raises:
         UnsupportedError: The parts are more chunks than a plan may have.
     """
-    orders = disjoint_rings(problem.cp)
     dealt = deal_tokens(problem.pattern, problem.cp, options.placement, options.chunk)
-    parts = len(orders) * len(dealt[1].chunks)
-    if parts > MOST_CHUNKS:
-        raise UnsupportedError(
-            f"tasp: {len(orders)} parts of each chunk are {parts} chunks; a plan has at most "
-            f"{MOST_CHUNKS}",
-            ("tasp:placement=contiguous at cp <= 64", "ring:direction=both"),
-        )
+    chunks = len(dealt[1].chunks)
+    _refuse_many(max(1, problem.cp - 2), chunks)  # before rings are looked for, which takes seconds
+    orders = disjoint_rings(problem.cp)
+    _refuse_many(len(orders), chunks)
     queries, keys = (cut_each(sharding, len(orders)) for sharding in dealt)
     b = PlanBuilder(
         problem, name, direction, queries, keys, prune=options.prune, align=context.align
     )
     rings_attention(b, [cycle(b, order, way, len(orders)) for way, order in enumerate(orders)])
     return b.build()
+
+
+def _refuse_many(rings: int, chunks: int) -> None:
+    """Refuse more parts than a plan may have chunks, where there are so many rings or more."""
+    if rings * chunks > MOST_CHUNKS:
+        raise UnsupportedError(
+            f"tasp: {rings} parts of each of {chunks} chunks are more than the {MOST_CHUNKS} "
+            "chunks that a plan may have",
+            ("tasp:placement=contiguous at cp <= 64", "ring:direction=both"),
+        )
 
 
 @lru_cache(maxsize=64)

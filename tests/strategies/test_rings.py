@@ -100,8 +100,11 @@ def test_at_every_step_a_part_goes_over_every_link() -> None:
 
 def test_too_many_parts_are_refused_with_what_fits() -> None:
     problem = replace(WIDE, cp=64)
-    with pytest.raises(UnsupportedError, match=r"7936 chunks; .* 4096.*try tasp:placement=contig"):
+    looked_for = disjoint_rings.cache_info().misses
+    fits = r"62 parts .* 128 chunks .* 4096 .*try tasp:placement=contiguous"
+    with pytest.raises(UnsupportedError, match=fits):
         strategy("tasp").plan(problem, FORWARD)
+    assert disjoint_rings.cache_info().misses == looked_for  # that takes a second
     strategy("tasp:placement=contiguous").plan(replace(problem, cp=41), FORWARD)
 
 
