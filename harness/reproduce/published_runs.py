@@ -68,6 +68,7 @@ def predict_run(case: Case, calibration: Calibration, effects: frozenset[Effect]
         return _eager(case, pricer)
     pricer.compute, pricer.transfers = case.mode != "nocomp", case.mode != "nocomm"
     if case.levels:
+        pricer.heads = 1  # the plan has them
         return pricer.seconds_of(_at_own_size(case, calibration).shape)
     if case.strategy == "owner":
         return _owner(case, pricer)

@@ -122,3 +122,28 @@ def test_grids_over_many_nodes_wait_for_the_last_to_begin() -> None:
     assert predict_run(few, fitted) == predict_run(few, without)
     ring = replace(case, strategy="ring", rows=0)
     assert predict_run(ring, fitted) == predict_run(ring, without)
+
+
+def test_a_searched_plan_is_made_for_its_own_heads_and_counts_them_once() -> None:
+    fitted = cluster("h100-hamming").fitted
+    assert fitted is not None
+    case = Case(
+        gpu="H100",
+        nodes=1,
+        gpus_per_node=2,
+        pattern="star",
+        direction="fwd",
+        strategy="ultraattn",
+        heads=6,
+        seqlen_q=49152,
+        seqlen_kv=49152,
+        rows=0,
+        mode="normal",
+        measured_s=1.0,
+        author_s=None,
+        levels="node+device+schedule",
+        known=False,
+    )
+    searched = predict_run(case, fitted)
+    owner = predict_run(replace(case, strategy="owner", levels="", known=True), fitted)
+    assert 0.5 * owner < searched < 1.1 * owner
