@@ -1,5 +1,6 @@
 """Notes under the tables of a sweep."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -65,22 +66,32 @@ def drifting(measured: Sequence[CellRecord]) -> list[str]:
 
 
 def trusted(records: Sequence[CellRecord]) -> list[str]:
-    """Name each calibration, its expected error, and the cells outside its range."""
+    """Name each calibration, kernel and runtime, the expected error, and the cells outside."""
     groups: dict[str, list[CellRecord]] = {}
     for entry in records:
         if entry.calibration:
-            groups.setdefault(entry.calibration.partition(";")[0], []).append(entry)
+            groups.setdefault(_predicted_by(entry, entry.calibration), []).append(entry)
     found = []
     for name, own in sorted(groups.items()):
         known = [entry.expected_error for entry in own if entry.expected_error is not None]
         span = dict.fromkeys(f"{error:.0%}" for error in (min(known), max(known))) if known else ()
         text = f"{name}; expected error {' to '.join(span) or 'unknown'}"
+        most = [entry.expected_error_p90 for entry in own if entry.expected_error_p90 is not None]
+        if most:
+            text += f" (9 in 10 within {max(most):.0%})"
         beyond = Counter(_place(entry) for entry in own if entry.inside_range is False)
         if beyond:
             cells = ", ".join(f"{count} at {where}" for where, count in beyond.items())
             text += f"; error unknown outside its range ({cells})"
         found.append(text)
     return found
+
+
+def _predicted_by(entry: CellRecord, said: str) -> str:
+    """Calibration, kernel and runtime: what is said of the range stands behind them."""
+    by = re.split("; (?:inside|OUTSIDE) its range", said)[0]
+    runtime = entry.config.runtime
+    return by if runtime is None or str(runtime) in by else f"{by}; runtime {runtime}"
 
 
 def _place(entry: CellRecord) -> str:

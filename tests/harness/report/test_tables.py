@@ -1,11 +1,13 @@
 """Tables of a sweep: readable at 80 and at 200 columns, nothing cut, the best marked."""
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from harness.cluster.machine import Runtime
 from harness.plan.problem import Direction
 from harness.records.cell import CellRecord, Status
 from harness.records.config import Config, Where
@@ -408,3 +410,15 @@ def test_strategies_that_were_tried_at_some_sizes_alone_are_named() -> None:
     assert "note: usp: tried at cp=8 S=64k only" in flat(printed(records, 80))
     elsewhere = changed(measured("zigzag", "star", 1.0), cp=4)
     assert "alone" not in flat(printed([*grid(simulated), elsewhere], 80))
+
+
+def test_kernel_runtime_and_p90_stand_beside_a_predicted_time() -> None:
+    said = "calibration lab/2026-01-02; kernel flash-attn-3; inside its range, expected error 4%"
+    values = {"inside_range": True, "expected_error": 0.04, "expected_error_p90": 0.09}
+    one = simulated("ring", "star", 1.0, calibration=said, **values)
+    one = replace(one, config=replace(one.config, runtime=Runtime.TE))
+    text = flat(printed([one], 80))
+    wanted = (
+        "lab/2026-01-02; kernel flash-attn-3; runtime te; expected error 4% (9 in 10 within 9%)"
+    )
+    assert wanted in text
