@@ -100,7 +100,9 @@ def mesh_plans(planning: Planning) -> list[Plans]:
     """Return the plans of the best shapes, both directions of each."""
     first = [_forward(planning, mesh) for mesh in _shapes(planning)]
     fastest = sorted(first, key=lambda trial: trial.seconds)[:_BOTH]
-    tried = [_with_backward(planning, trial) for trial in fastest]
+    most = sorted(first, key=lambda trial: trial.mesh.shares)[-1:]
+    both = [*fastest, *(trial for trial in most if trial not in fastest)]
+    tried = [_with_backward(planning, trial) for trial in both]
     found = [_refined(planning, pair) for pair in _best(tried)]
     return [{d: _reported(planning, trial) for d, trial in pair.items()} for pair in found]
 
@@ -109,7 +111,7 @@ def _shapes(planning: Planning) -> list[HeadMesh]:
     """Return the shapes that move the least, and those of heads on one level or none."""
     found = sorted(_meshes(planning), key=lambda mesh: _moved_s(planning, mesh))
     shape = planning.shape
-    pure = ((1, 1), (shape.gpus, 1), (1, shape.nodes))
+    pure = ((1, 1), (shape.gpus, 1), (1, shape.nodes), (shape.gpus, shape.nodes))
     plain = [mesh for mesh in found if (mesh.inside, mesh.between) in pure]
     return list(dict.fromkeys([*found[:_SHAPES], *plain]))
 

@@ -15,6 +15,7 @@ is.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from harness.cluster.machine import LinkClass, link_between
@@ -36,12 +37,14 @@ from strategies.ultraattn.selection import (
     SecondsByDirection,
     best_fair,
     fastest,
+    favoured,
     is_fair,
     no_slower,
     total,
 )
 
-_NEAR = 1.1  # what may come out the faster when both are refined; too near a bound to search on
+_NEAR = 1.1  # what may come out the faster when both are refined
+_GAINS = 1.15  # times a bound on both directions: nearer to it no tilings are searched
 _CLOSE = 1.002  # times that are as good as the least: then what crosses between nodes decides
 
 
@@ -60,17 +63,14 @@ def plan_both(problem: Problem, mode: PlanningMode, context: Context) -> Plans:
     plans = [select(planning, list(candidates(planning)))] if _may_gain(planning, meshes) else []
     plans += meshes
     times = [{d: _clock_s(planning, each) for d, each in pair.items()} for pair in plans]
-    return plans[best_fair(times, fastest(times))]
+    return plans[favoured(times, mode.favour)]
 
 
 def _may_gain(planning: Planning, meshes: Sequence[Plans]) -> bool:
-    """Whether tilings could gain much: no plan of heads and context is near the bound in both."""
-    problem, machine = planning.problem, planning.machine
-    bounds = {d: problem_bound_s(problem, d, machine) for d in Direction}
-    return all(
-        any(_clock_s(planning, each) > _NEAR * bounds[d] for d, each in pair.items())
-        for pair in meshes
-    )
+    """Whether tilings could gain much: no plan of heads and context is near the bound."""
+    bound_s = sum(problem_bound_s(planning.problem, d, planning.machine) for d in Direction)
+    taken = [sum(_clock_s(planning, each) for each in pair.values()) for pair in meshes]
+    return min(taken, default=inf) > _GAINS * bound_s
 
 
 def _clock_s(planning: Planning, plan: ReportedPlan) -> float:

@@ -15,6 +15,7 @@ from harness.planning.strategy import Context
 from strategies.ultraattn.finish import seconds_of
 from strategies.ultraattn.layout import Layout, layouts, own_layout
 from strategies.ultraattn.nodes import Nodes
+from strategies.ultraattn.selection import Favour
 from strategies.ultraattn.solver.assign import DEFAULT_S
 from strategies.ultraattn.solver.store import Cache
 
@@ -34,12 +35,14 @@ class PlanningMode:
         prove: Go for proofs.
         published: Only what the paper's public code does: its own orders, diagonal blocks at their
             owners, chunks counted and not weighed, its slack, fusing at once, and nothing compared.
+        favour: The direction that counts.
     """
 
     levels: frozenset[Level]
     seconds: float = DEFAULT_S
     prove: bool = False
     published: bool = False
+    favour: Favour = Favour.BOTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,24 @@ one is run. So a pair may not be slower, in either direction, than simple plans 
 """
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from harness.plan.problem import Direction
 
 CLOSE = 1.01  # as fast as a simple plan, give or take what no measurement would tell
+
+
+class Favour(StrEnum):
+    """The direction that counts where both share the places of tokens.
+
+    BOTH: Neither is slower than simple plans, then the sum. FORWARD, BACKWARD: That one alone, as
+    where prompts are read and nothing is trained.
+    """
+
+    BOTH = "both"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
 
 SecondsByDirection = Mapping[Direction, float]
 """Seconds by direction."""
@@ -51,6 +65,13 @@ def is_fair(pair: SecondsByDirection, simple: SecondsByDirection) -> bool:
 def best_fair(pairs: Sequence[SecondsByDirection], simple: SecondsByDirection) -> int:
     """Return which pair takes the least time in all, of those that are `fair`."""
     return min(fair(pairs, simple), key=lambda index: total(pairs[index]))
+
+
+def favoured(pairs: Sequence[SecondsByDirection], favour: Favour) -> int:
+    """Return which pair is best in the direction that counts, or for both by `best_fair`."""
+    if favour is Favour.BOTH:
+        return best_fair(pairs, fastest(pairs))
+    return min(range(len(pairs)), key=lambda index: pairs[index][Direction(favour.value)])
 
 
 def _worst(pair: SecondsByDirection, simple: SecondsByDirection) -> float:

@@ -35,6 +35,7 @@ from strategies.ultraattn.finish import Plans, ReportedPlan, seconds_of
 from strategies.ultraattn.plan_store import Kept, kept, plan_key
 from strategies.ultraattn.planner import plan_both
 from strategies.ultraattn.planning import PlanningMode
+from strategies.ultraattn.selection import Favour
 
 PAPER = "UltraAttn (SC'25): Efficiently Parallelizing Attention through Hierarchical Context-Tiling"
 
@@ -66,6 +67,7 @@ class Options(Search):
     """Options of the strategy."""
 
     candidates: bool = option(False, "use another strategy's plan where that is faster")
+    favour: Favour = option(Favour.BOTH, "direction that counts where both share one placement")
 
 
 def plan(
@@ -126,6 +128,7 @@ def _mode(options: Search) -> PlanningMode:
         levels=read_levels(options.levels),
         seconds=options.seconds,
         prove=options.prove,
+        favour=options.favour if isinstance(options, Options) else Favour.BOTH,
     )
 
 

@@ -36,6 +36,23 @@ def test_it_is_as_fast_as_plans_of_one_kind(pattern: str, machine: str) -> None:
             assert ours <= 1.01 * other, (direction, text)
 
 
+def test_what_is_favoured_is_no_slower_than_for_both() -> None:
+    """Forward is fastest without trades, backward with heads that forward traded."""
+    p, context = usual("causal", 16, 131072, 32, 8), context_on(cluster("h100-hamming"))
+    assert context.estimate is not None
+    ways = ("both", *(direction.value for direction in Direction))
+    taken = {
+        (way, direction): context.estimate(
+            strategy(f"{MESHES},favour={way}").plan(p, direction, context)
+        )
+        for way in ways
+        for direction in Direction
+    }
+    for direction in Direction:
+        assert taken[direction.value, direction] == min(taken[way, direction] for way in ways)
+    assert taken["forward", Direction.FORWARD] < taken["backward", Direction.FORWARD]
+
+
 def test_levels_that_are_off_are_not_used() -> None:
     """Without `heads` nothing is traded; with heads alone every rank has all keys of its heads."""
     p, context = usual("causal", 8, 65536, 16, 8), context_on(cluster("h100-8x8"))
