@@ -24,8 +24,8 @@ from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import contiguous
 from harness.plan.tasks import GATHERED
 from harness.planning.block_assignment import RankGrid, rows_of, turned
-from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder, shard_both
+from harness.planning.errands import Errands
 from harness.planning.need import NeedCut
 from harness.planning.options import option
 from harness.planning.strategy import Context, Strategy, nearest_rows

@@ -23,8 +23,8 @@ from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
 from harness.planning.block_assignment import RankGrid, rows_of
-from harness.planning.block_transfers import Errands
 from harness.planning.builder import PlanBuilder
+from harness.planning.errands import Errands
 from harness.planning.need import NeedCut
 from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, option
 from harness.planning.strategy import Context, Strategy, nearest_rows, with_chunk
