@@ -1,6 +1,7 @@
 """Plans from allocations: right whatever block goes to whatever rank, and nothing moves twice."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,13 +10,12 @@ from hypothesis import strategies as st
 
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
-from harness.plan.sharding import Sharding
+from harness.plan.sharding import Sharding, contiguous, split
 from harness.plan.sizes import leg_bytes
 from harness.plan.tasks import Collective, Delta, Tensor, Tile, Transfer, legs_of
 from harness.planning.block_assignment import Allocation
-from harness.planning.block_transfers import plan_allocation
+from harness.planning.block_transfers import gateways, plan_allocation, routes
 from harness.planning.need import NeedCut
-from harness.planning.routes import gateways, routes
 from harness.verify.proof import verify
 from patterns import make_pattern
 from tests.harness.numeric import table_pattern, wrong
@@ -267,3 +267,16 @@ def test_a_block_that_nobody_computes_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"block \(1, 1\) has 15 allowed pairs"):
         both(PROBLEM, nobody)
+
+
+def test_rows_that_attend_nothing_are_no_part_of_a_block_at_their_owner() -> None:
+    # Rows 20 to 27 of the last chunk attend keys of both of its blocks, rows 28 to 39 nothing.
+    pattern = make_pattern("window:left=8", 40, 20, cross=True)
+    quarters = Sharding(split(20, 4), ((0, 1), (2, 3)))
+    one = replace(PROBLEM, pattern=pattern, cp=2)
+    halves = Allocation(
+        queries=contiguous(40, 2), keys=quarters, cells=((0, 0, 1, 1), (None, None, 0, 1))
+    )
+    for plan in both(one, halves, cut=NeedCut.BLOCKS):
+        verify(plan)
+        assert not unused(plan)
