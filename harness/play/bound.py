@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -12,7 +13,7 @@ from harness.plan.kernel_calls import lower
 from harness.plan.plan import Plan
 from harness.plan.slices import head_runs
 from harness.plan.tasks import Linear, Memory, Tile
-from harness.program.operations import ByteView, Kernel, KernelLaunch
+from harness.program.operations import COPY_LANES, ByteView, Kernel, KernelLaunch
 
 Arenas = Mapping[Memory, torch.Tensor]
 """The bytes of each memory, one-dimensional uint8."""
@@ -43,7 +44,9 @@ def bind_launch(
     writes = [tensor_at(arenas, view) for view in launch.writes]
     match launch.kernel:
         case Kernel.COPY:
-            return partial(_copy, reads[0], writes[0])
+            apart = launch.lane in COPY_LANES
+            pairs = dense_pairs(reads[0], writes[0]) if apart else [(reads[0], writes[0])]
+            return partial(_copy, pairs)
         case Kernel.ZERO:
             return partial(_fill, writes[0], 0.0)
         case Kernel.NO_KEYS:
@@ -108,8 +111,21 @@ def _product(
     return partial(_into, writes, partial(_one, work, reads[0], reads[1], turns))
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
+def dense_pairs(
+    source: torch.Tensor, target: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Cut a copy between memories into copies of bytes side by side, which block no host.
+
+    torch copies anything else through tensors that it makes, and waits for them.
+    """
+    if source.is_contiguous() and target.is_contiguous():
+        return [(source, target)]
+    return [(source[at], target[at]) for at in product(*map(range, source.shape[:2]))]
+
+
+def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for source, target in pairs:
+        target.copy_(source, non_blocking=True)
 
 
 def _fill(target: torch.Tensor, value: float) -> None:

@@ -14,6 +14,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove_programs, "QUICK_PATTERNS", ("window",))
     monkeypatch.setattr(prove_programs, "EVERY_STRATEGY", ("stripe", "fpdt", "ring-q"))
     monkeypatch.setattr(prove_programs, "MUTATED", ("usp:2x2", "stripe"))
+    monkeypatch.setattr(prove_programs, "RUNS", 12)
 
 
 def test_the_report_counts_programs_and_mutants(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from harness.execute.transport import LocalTransport
 from harness.oracle.reference import inputs_of
 from harness.plan.problem import Dtype, Problem
 from harness.plan.tasks import Resident
+from harness.play.bound import dense_pairs
 from harness.play.links import linked_ranks
 from harness.play.player import bind_all, bind_rank
 from harness.play.streams import CudaStreams, HostStreams
@@ -76,6 +77,19 @@ def test_processes_have_the_executors_bits(text: str) -> None:
     by_rank = ranks(2).run(job, p, text)
     joined = [each[0] | each[1] for each in zip(*by_rank, strict=True)]
     assert joined == executed(p, text)
+
+
+def test_copies_between_memories_are_of_bytes_side_by_side() -> None:
+    whole = torch.arange(2 * 3 * 7 * 5.0).reshape(2, 3, 7, 5)
+    source, target = whole[:, :2, 1:4], torch.zeros(2, 4, 9, 5)[:, 1:3, 2:5]
+    pairs = dense_pairs(source, target)
+    assert len(pairs) == 4
+    for part, place in pairs:
+        assert part.is_contiguous()
+        assert place.is_contiguous()
+        place.copy_(part)
+    assert torch.equal(source, target)
+    assert dense_pairs(whole, whole) == [(whole, whole)]
 
 
 # Streams of a GPU, by what is called --------------------------------------------------------
