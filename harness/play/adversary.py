@@ -48,7 +48,8 @@ class Ended:
     Attributes:
         results: Outputs and saved pieces; empty if it came to a stop.
         stuck: Lanes that could not go on.
-        changed: Messages whose bytes changed while they were under way, and inputs that did.
+        changed: Messages whose bytes changed while they were under way, inputs that did, and
+            kernels that would write what they read.
     """
 
     results: dict[Resident, torch.Tensor] = field(default_factory=dict)
@@ -228,7 +229,10 @@ class _Run:
             self._start(rank, operation)
             return
         if isinstance(operation, KernelLaunch):
-            rank.launches[number]()
+            try:
+                rank.launches[number]()
+            except RuntimeError:  # torch refuses to copy bytes onto others of their own
+                self.changed += 1
         else:
             self._end_group(turn.rank, number, operation)
         queue.pop()

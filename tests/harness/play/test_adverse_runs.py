@@ -1,6 +1,7 @@
 """Device programs under adverse timings: the executor's bits, or a broken program gives it away."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,7 +18,7 @@ from harness.play.policies import POLICIES, Turn, by_priority
 from harness.prepare.verified_plans import planned
 from harness.program.emit import emit
 from harness.program.mutations import MUTATIONS
-from harness.program.operations import Group, Lane, Wait
+from harness.program.operations import Group, Kernel, KernelLaunch, Lane, Wait
 from scripts.prove_programs import Subject, agrees, refusal, same_bits, subjects
 from tests.support import layer_problem, problem
 
@@ -73,6 +74,28 @@ def test_the_priorities_of_lanes_last_until_they_fall() -> None:
     chosen = [choose(turns) for _ in range(20)]
     assert len(set(chosen)) == 2
     assert len(set(chosen[-9:])) == 1
+
+
+def test_a_copy_onto_bytes_of_its_own_is_told(found: list[Subject]) -> None:
+    for subject in found:
+        for at, rank in enumerate(subject.program.ranks):
+            for number, operation in enumerate(rank.operations):
+                if not isinstance(operation, KernelLaunch) or operation.kernel is not Kernel.COPY:
+                    continue
+                source, target = *operation.reads, *operation.writes
+                if source.dtype is not target.dtype:
+                    continue
+                aside = target._replace(offset=source.offset + source.dtype.bytes)
+                operations = list(rank.operations)
+                operations[number] = operation._replace(writes=(aside,))
+                ranks = list(subject.program.ranks)
+                ranks[at] = replace(rank, operations=tuple(operations))
+                broken = replace(subject.program, ranks=tuple(ranks))
+                policy = POLICIES["random"](Random(1))
+                ended = run_under(subject.resolved.plan, broken, subject.inputs, policy)
+                assert ended.changed
+                return
+    raise AssertionError("no subject copies within its precision")
 
 
 def test_subjects_wait_and_send(found: list[Subject]) -> None:
