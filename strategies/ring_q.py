@@ -10,6 +10,9 @@ passing keys.
     rank 2  q2·k2    q1·k2    q0·k2    q3·k2    each owner merges       out1 -> 1 after step 3:
     rank 3  q3·k3    q2·k3    q1·k3    q0·k3    cp partial outputs      beside the next step
 
+`carry=keys` passes keys as `ring` does (pass-KV), `carry=auto` what is predicted to be faster;
+where nothing predicts, what is fewer bytes.
+
 Backward, q, dout, lse and delta travel and dq with them, or keys with dk and dv as in `ring`:
 whichever is fewer bytes, unless `backward` says it. For as many KV heads as query heads that is
 queries: 12 d + 8 bytes a token and head against 16 d with float32 sums, 6 d + 8 against 8 d with
@@ -17,13 +20,12 @@ bfloat16 ones (BurstAttention's 25 %, but for lse and delta).
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from functools import lru_cache
 
 from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
-from harness.planning.block_assignment import line_bytes
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
 from harness.planning.need import NeedCut
@@ -31,13 +33,7 @@ from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, optio
 from harness.planning.rings import Home, circulate, circulate_queries, cycle
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 from harness.planning.token_owners import finish_tokens, hold_tokens, make_delta
-
-
-class Traveller(StrEnum):
-    """What travels backward."""
-
-    QUERIES = "queries"
-    KEYS = "keys"
+from harness.planning.travellers import Carry, Traveller, faster_traveller, fewest_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +43,9 @@ class Options:
     prune: bool = option(True, PRUNE)
     placement: Placement = option(Placement.ZIGZAG, PLACEMENT)
     chunk: int | None = option(None, CHUNK, unset=CHUNK_UNSET)
+    carry: Carry = option(
+        Carry.QUERIES, "what travels forward; auto: what is predicted to be faster, both ways"
+    )
     home: Home = option(Home.ALL_TO_ALL, "how partial outputs come home")
     backward: Traveller | None = option(
         None, "what travels backward", unset="what is fewer bytes", reader=option_choice(Traveller)
@@ -54,16 +53,38 @@ class Options:
 
 
 def resolve(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
-    """Fill in what travels backward."""
+    """Fill in what travels."""
     options = with_chunk(problem, direction, options, context)
-    queries, keys = line_bytes(problem, Direction.BACKWARD)
-    fewest = Traveller.QUERIES if queries <= keys else Traveller.KEYS
+    if options.carry is Carry.AUTO:
+        options = _faster(problem, direction, options, context)
+    fewest = fewest_bytes(problem, Direction.BACKWARD)
     return replace(options, backward=options.backward or fewest)
 
 
+@lru_cache(maxsize=64)
+def _faster(problem: Problem, direction: Direction, options: Options, context: Context) -> Options:
+    """Decide what travels in one direction."""
+    if direction is Direction.BACKWARD and options.backward is not None:
+        return replace(options, carry=Carry.QUERIES)  # of no account backward
+    ways = {each: _fixed(options, direction, each) for each in Traveller}
+
+    def planned(each: Traveller) -> Plan:
+        return plan(problem, direction, ways[each], context, STRATEGY.name)
+
+    return ways[faster_traveller(problem, direction, context, planned)]
+
+
+def _fixed(options: Options, direction: Direction, traveller: Traveller) -> Options:
+    if direction is Direction.BACKWARD:
+        return replace(options, carry=Carry.QUERIES, backward=traveller)
+    return replace(options, carry=Carry(traveller.value))
+
+
 def _keys_travel(problem: Problem, direction: Direction, options: Options, ctx: Context) -> bool:
-    backward = resolve(problem, direction, options, ctx).backward
-    return direction is Direction.BACKWARD and backward is Traveller.KEYS
+    filled = resolve(problem, direction, options, ctx)
+    if direction is Direction.FORWARD:
+        return filled.carry is Carry.KEYS
+    return filled.backward is Traveller.KEYS
 
 
 def plan(
@@ -113,8 +134,15 @@ STRATEGY = Strategy(
     defaults=Options(),
     resolve=resolve,
     volume=volume,
+    weighs=lambda options: options.carry is Carry.AUTO,
     compared=("home=ring", "placement=contiguous"),
     checks=Checks(
-        options=("home=ring,backward=queries", "backward=queries,prune=false", "backward=keys")
+        options=(
+            "home=ring,backward=queries",
+            "backward=queries,prune=false",
+            "backward=keys",
+            "carry=keys",
+            "carry=auto",
+        )
     ),
 )

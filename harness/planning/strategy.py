@@ -160,6 +160,8 @@ class Strategy(Generic[O]):
             filled in; raises as `plan` does. None: it leaves nothing open.
         report: (problem, direction, options, context) -> what each level of a planner that searches
             came to, for people and for JSON; None for strategies that do not search.
+        weighs: options -> whether it times plans to choose between them, so that its plan depends
+            on lengths and speeds; None: only where it has a `report`.
         volume: (problem, direction, options, context) -> what each rank receives by the paper's
             formula; None where it does not hold, or no formula is known.
         alternatives: (problem, options) -> options, or other strategies as they are typed, that
@@ -185,6 +187,7 @@ class Strategy(Generic[O]):
     layers_only: bool = False
     resolve: Resolver[O] | None = None
     report: Reporter[O] | None = None
+    weighs: Callable[[O], bool] | None = None
     volume: ClosedForm[O] | None = None
     alternatives: Alternatives[O] | None = None
     timed: bool = False

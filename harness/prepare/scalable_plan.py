@@ -138,8 +138,10 @@ def planned_at(config: Config) -> Config:
 
 def searches(config: Config) -> bool:
     """Whether the strategy times its choices, so that its plan depends on lengths and speeds."""
-    asked = strategy(config.strategy).strategy
-    return asked.timed or asked.report is not None
+    chosen = strategy(config.strategy)
+    asked = chosen.strategy
+    weighs = asked.weighs is not None and asked.weighs(chosen.options)
+    return asked.timed or asked.report is not None or weighs
 
 
 def _scales(small: Pattern, large: Pattern) -> bool:

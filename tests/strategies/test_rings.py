@@ -1,5 +1,6 @@
 """Strategies whose rings carry something else than all keys one way round."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,9 @@ from harness.explain.volumes import received_bytes
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.plan.tasks import Collective, Tensor, Transfer, legs_of
+from harness.planning.strategy import Context
+from harness.prepare.scalable_plan import searches
+from harness.records.config import Config
 from patterns import make_pattern
 from strategies import strategy
 from strategies.tasp import disjoint_rings
@@ -60,6 +64,58 @@ def test_what_is_fewer_bytes_travels_backward(heads_kv: int, travels: str) -> No
     assert bytes_of("ring-q", problem, BACKWARD) < bytes_of(
         f"ring-q:backward={other}", problem, BACKWARD
     )
+
+
+def carried(
+    text: str, problem: Problem, evaluate: Callable[[Plan], float] | None = None
+) -> set[str]:
+    plan = strategy(text).plan(problem, FORWARD, Context(evaluate=evaluate))
+    return {tensor.value for tensor in (Tensor.Q, Tensor.K) if moves(plan, tensor)}
+
+
+def test_without_a_prediction_what_is_fewer_bytes_travels_forward() -> None:
+    """Meta, arXiv:2411.01783: queries where new tokens are few beside those that are cached."""
+    few = replace(WIDE, pattern=make_pattern("causal:align=bottom_right", 15, 90, cross=True))
+    assert carried("ring-q:carry=auto", few) == {"q"}
+    more = replace(few, pattern=make_pattern("causal:align=bottom_right", 65, 90, cross=True))
+    assert carried("ring-q:carry=auto", more) == {"k"}  # 65 x 772 bytes against 90 x 512
+    shared = replace(WIDE, heads_kv=1)
+    assert carried("ring-q:carry=auto", shared) == {"k"}
+    assert bytes_of("ring-q:carry=auto", shared) == bytes_of("ring-q:carry=keys", shared)
+    assert strategy("ring-q:carry=auto").resolved(shared, FORWARD).text == (
+        "ring-q:carry=keys,backward=keys"
+    )
+
+
+@pytest.mark.parametrize(("slow", "travels"), [(Tensor.K, "q"), (Tensor.Q, "k")])
+def test_what_is_predicted_to_be_faster_travels(slow: Tensor, travels: str) -> None:
+    seen = []
+
+    def seconds(plan: Plan) -> float:
+        seen.append(plan)
+        return 2.0 if moves(plan, slow) else 1.0
+
+    assert carried("ring-q:carry=auto", WIDE, seconds) == {travels}
+    assert len(seen) == 2  # each once, however often the choice is asked for
+    backward = strategy("ring-q:carry=auto").resolved(WIDE, BACKWARD, Context(evaluate=seconds))
+    assert backward.text == f"ring-q:backward={'queries' if travels == 'q' else 'keys'}"
+    given = strategy("ring-q:carry=auto,backward=keys")
+    assert given.resolved(WIDE, BACKWARD, Context(evaluate=seconds)).options.backward == "keys"
+
+
+def test_a_plan_that_is_chosen_by_time_belongs_to_a_cluster() -> None:
+    config = Config(
+        strategy="ring-q:carry=auto",
+        pattern="full",
+        cp=7,
+        seqlen_q=56,
+        seqlen_kv=56,
+        heads_q=5,
+        heads_kv=5,
+        head_dim=128,
+    )
+    assert searches(config)
+    assert not searches(replace(config, strategy="ring-q"))
 
 
 def test_queries_travel_one_way_and_outputs_come_home_the_other() -> None:
