@@ -1,7 +1,8 @@
 """Keep the verdicts of a whole run: the file that `reproduce` lists from, and a page of them all.
 
     .venv/bin/python -m harness reproduce --all -o results/claims
-    .venv/bin/python scripts/keep_claims.py results/claims
+    .venv/bin/python -m harness reproduce --small -o results/small
+    .venv/bin/python scripts/keep_claims.py results/claims --small results/small
 
 Writes `harness/reproduce/published/verdicts.jsonl` and `results/claims.md`. Of a claim with several
 records the last counts. Exit status 1 if a claim has none, or one that failed.
@@ -9,11 +10,14 @@ records the last counts. Exit status 1 if a claim has none, or one that failed.
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.base.json_fields import JsonObject
+from harness.measure.small_claims import small_runs_of
+from harness.records.cell import CellRecord, Status, from_json
+from harness.records.config import Config
 from harness.records.store import read_records
 from harness.reproduce.claims import (
     ClaimVerdict,
@@ -33,7 +37,9 @@ def main() -> int:
     """Read records, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders of `reproduce --all`")
+    parser.add_argument("--small", type=Path, help="folder of `reproduce --small`")
     args = parser.parse_args()
+    small = [from_json(record) for record in read_records(args.small)] if args.small else []
     records = [record for folder in args.folders for record in read_records(folder)]
     claims = [claim for name in source_names() for claim in claims_of(name)]
     asked = {(claim.key, claim.asked) for claim in claims}
@@ -47,7 +53,7 @@ def main() -> int:
     commits = dict.fromkeys(_commit(record) for record in own)
     KEPT.write_text(kept_text(own, date, ", ".join(commits)), encoding="utf-8")
     judged = [recorded_claim(claim, by_key.get(claim.key)) for claim in claims]
-    PAGE.write_text(page(judged, date, own), encoding="utf-8")
+    PAGE.write_text(page(judged, date, own, small), encoding="utf-8")
     lacking = [claim.key for claim in claims if claim.key not in by_key]
     for key in lacking:
         print(f"no record: {key}", file=sys.stderr)
@@ -59,7 +65,12 @@ def _commit(record: JsonObject) -> str:
     return f"{about['commit'] or 'unknown'}"[:7] + ("+" if about["dirty"] else "")
 
 
-def page(judged: Sequence[JudgedClaim], date: str, records: Sequence[JsonObject]) -> str:
+def page(
+    judged: Sequence[JudgedClaim],
+    date: str,
+    records: Sequence[JsonObject],
+    small: Sequence[CellRecord],
+) -> str:
     """Return the page: counts by source, then every figure."""
     seconds = sum(float(str(record["computed_in_s"])) for record in records)
     lines = [
@@ -84,6 +95,8 @@ def page(judged: Sequence[JudgedClaim], date: str, records: Sequence[JsonObject]
     by_source = {name: [each for each in judged if each.claim.source == name] for name in names}
     lines += [_count_row(name, own) for name, own in by_source.items()]
     lines.append(_count_row("all", judged))
+    confirmed = {record.config for record in small if record.status is Status.OK}
+    lines += _small_section(small)
     for name in names:
         source = published_source(name)
         lines += ["", f"## {name}", "", source.title + "."]
@@ -91,7 +104,8 @@ def page(judged: Sequence[JudgedClaim], date: str, records: Sequence[JsonObject]
             lines += ["", f"How its baselines were run: {source.handicap}"]
         own = by_source[name]
         for table in dict.fromkeys(each.claim.table for each in own):
-            lines += ["", *_table(table, [each for each in own if each.claim.table == table])]
+            rows = [each for each in own if each.claim.table == table]
+            lines += ["", *_table(table, rows, confirmed)]
     return "\n".join(lines) + "\n"
 
 
@@ -101,9 +115,39 @@ def _count_row(name: str, judged: Sequence[JudgedClaim]) -> str:
     return f"| {name} | {' | '.join(map(str, cells))} |"
 
 
-def _table(name: str, rows: Sequence[JudgedClaim]) -> Iterable[str]:
+def _small_section(small: Sequence[CellRecord]) -> list[str]:
+    if not small:
+        return []
+    lines = [
+        "",
+        "## Measured in small",
+        "",
+        "What is counted in plans was run by real processes over gloo on a two-core machine, in "
+        "float64: the bytes that left each rank are those that the plan counts, and every result "
+        "is the oracle's within its tolerance.",
+        "",
+        "| strategy | pattern | direction | ranks | bytes sent | imbalance | worst error | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for record in small:
+        config = record.config
+        errors = [error for error in (record.max_rel_error or {}).values() if error is not None]
+        cells = (
+            *(config.strategy, config.pattern, config.direction.value, str(config.cp)),
+            str(record.bytes_sent_per_rank),
+            f"{record.imbalance or 0:.4f}",
+            f"{max(errors):.1e}" if errors else "",
+            record.status.value,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _table(name: str, rows: Sequence[JudgedClaim], confirmed: Collection[Config]) -> Iterable[str]:
     claim = rows[0].claim
     known = f"; ours is {KINDS[claim.kind].provenance.value}" if claim.kind else ""
+    if any(run in confirmed for row in rows for run in small_runs_of(row.claim)):
+        known += ", and measured in small"
     yield f"**{name}.** {claim.where}; {claim.read}{known}."
     if claim.reason and not claim.missing:
         yield f"Ours may be off because: {claim.reason}."

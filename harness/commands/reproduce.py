@@ -17,6 +17,7 @@ from rich.console import Console
 from harness.base.json_fields import json_text
 from harness.base.workers import cores
 from harness.commands.speedups import measured_beside, show
+from harness.records.cell import Status
 from harness.records.store import FILE, ResultFile
 from harness.reproduce.claim_runs import pending_claims, run_claims
 from harness.reproduce.claims import (
@@ -31,6 +32,7 @@ from harness.reproduce.claims import (
 from harness.reproduce.kept_verdicts import claim_fields, counts_of, kept_claim, last_run
 from harness.reproduce.kinds import claims_of, judged_claim
 from harness.reproduce.speedups import FigureFilter, speedup_tables
+from harness.sweep.limits import Limits
 from harness.terminal.arguments import (
     Help,
     Verbs,
@@ -41,7 +43,7 @@ from harness.terminal.arguments import (
     path,
     positive_number,
 )
-from harness.terminal.claim_tables import show_claims, show_sources
+from harness.terminal.claim_tables import show_claims, show_small, show_sources
 from harness.terminal.progress import Live, Output, say
 
 _SPEEDUPS = "speedups"
@@ -83,9 +85,14 @@ def register(verbs: Verbs, summary: str | None = None) -> None:
     )
     whole = parser.add_argument_group("everything")
     whole.add_argument("--all", action="store_true", help="compute all figures of all sources")
-    whole.add_argument("-o", "--output", type=path, help="folder for the records of --all")
+    whole.add_argument("-o", "--output", type=path, help="folder for the records")
     whole.add_argument(
         "--resume", action="store_true", help="go on from the records in the folder of --all"
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="confirm what is counted in plans by small runs of real processes here instead",
     )
     group = parser.add_argument_group(
         "ultraattn",
@@ -115,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
     _refuse_idle(args)
     if args.all:
         return _everything(args, console)
+    if args.small:
+        return _small(args, console)
     if args.source is None:
         return _list(args, console)
     speedups = _SPEEDUPS in published_file(args.source)
@@ -147,8 +156,10 @@ def _refuse_idle(args: argparse.Namespace) -> None:
         raise ValueError(f"--cp, --cluster and --seconds only apply to {named}; drop them")
     if args.all and (args.source or args.table or args.kept):
         raise ValueError("--all computes everything; drop the source, --table and --kept")
-    if (args.output or args.resume) and not args.all:
-        raise ValueError("-o and --resume only apply with --all")
+    if args.small and (args.all or args.table or args.kept):
+        raise ValueError("--small runs plans; drop --all, --table and --kept")
+    if (args.output and not (args.all or args.small)) or (args.resume and not args.all):
+        raise ValueError("-o only applies with --all or --small, and --resume with --all")
     if args.all and not args.output:
         raise ValueError("--all writes records; name their folder with -o")
     if (args.table or args.kept) and not args.source:
@@ -271,3 +282,26 @@ def _everything(args: argparse.Namespace, console: Console) -> int:
     for record in failed:
         say(f"{record['claim']}: {record['reason']}")
     return 1 if failed else 0
+
+
+def _small(args: argparse.Namespace, console: Console) -> int:
+    """Run what claims count, on real ranks of few tokens."""
+    from harness.measure.cells import measure_cells  # torch, which nothing else here needs
+    from harness.measure.small_claims import small_configs
+
+    names = [args.source] if args.source else source_names()
+    configs = small_configs(claim for name in names for claim in claims_of(name))
+    limits = Limits(warmup=0, iterations=1)
+    with Live("reproduce", len(configs)) as live, closing(measure_cells(configs, limits)) as cells:
+        records = []
+        for record in cells:
+            records.append(record)
+            live.advance()
+    if args.output:
+        with ResultFile(args.output / FILE) as results:
+            results.append(*(record.as_json() for record in records))
+    if args.json:
+        sys.stdout.write(json_text([record.as_json() for record in records], indent=2) + "\n")
+    else:
+        show_small(console, records)
+    return 0 if all(record.status is Status.OK for record in records) else 1

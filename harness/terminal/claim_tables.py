@@ -7,6 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from harness.records.cell import CellRecord
 from harness.reproduce.claims import ClaimVerdict, JudgedClaim, PublishedSource
 from harness.reproduce.kept_verdicts import LastRun
 from harness.terminal.progress import wrapped
@@ -56,6 +57,40 @@ def show_claims(console: Console, source: PublishedSource, judged: Sequence[Judg
         console.print()
         _show_table(console, name, list(group))
     console.print()
+
+
+def show_small(console: Console, records: Sequence[CellRecord]) -> None:
+    """Print what small runs of real processes confirmed."""
+    table = _table_without_edges()
+    for name in ("strategy", "pattern", "direction"):
+        table.add_column(name)
+    for name in ("cp", "bytes sent", "imbalance", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for record in records:
+        config, errors = record.config, record.max_rel_error or {}
+        known = [error for error in errors.values() if error is not None]
+        table.add_row(
+            config.strategy,
+            config.pattern,
+            config.direction.value,
+            str(config.cp),
+            str(record.bytes_sent_per_rank or ""),
+            f"{record.imbalance:.4f}" if record.imbalance else "",
+            f"{max(known):.1e}" if known else "",
+            record.status.value,
+        )
+    console.print(table)
+    for record in records:
+        if record.reason:
+            console.print(wrapped(f"{record.config.strategy}: {record.reason}"))
+    console.print(
+        wrapped(
+            "Measured in small: real processes over gloo, few tokens, float64. ok: the bytes that "
+            "left each rank are those that the plan counts, and every result is the oracle's "
+            "within its tolerance."
+        )
+    )
 
 
 def _show_table(console: Console, name: str, rows: Sequence[JudgedClaim]) -> None:

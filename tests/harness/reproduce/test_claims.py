@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.commands import reproduce as verb
+from harness.measure.small_claims import small_configs, small_runs_of
 from harness.reproduce import claims as module
 from harness.reproduce.claims import (
     Claim,
@@ -210,6 +211,19 @@ def test_kept_verdicts_are_shown_without_computing(
     assert "fig7: training, sparse patterns" in printed
 
 
+def test_counted_claims_have_small_runs_of_their_own() -> None:
+    (claim,) = [c for c in claims_of("tasp") if c.what == "ring over tasp"]
+    runs = list(small_runs_of(claim))
+    assert [(run.strategy, run.cp, run.heads_q, run.heads_kv) for run in runs] == [
+        ("ring", 4, 4, 4),
+        ("tasp", 4, 4, 4),
+    ]
+    assert {run.transport.value for run in runs} == {"gloo"}
+    shared = [c for c in claims_of("article-cp-ulysses") if "32/8" in c.what]
+    assert {(run.heads_q, run.heads_kv) for c in shared for run in small_runs_of(c)} == {(8, 4)}
+    assert not small_configs(c for c in claims_of("alst"))  # nothing of it is counted in a plan
+
+
 def test_predictions_that_wait_for_a_figure_are_counted_nowhere() -> None:
     waiting = judged(Ours(value=1.0), published=None)
     assert counts_of([waiting])["figures"] == 0
@@ -237,7 +251,8 @@ def test_wrong_calls_say_what_there_is() -> None:
         (("upipe", "--cp", "8"), "only apply to ultraattn"),
         (("--all",), "name their folder"),
         (("--all", "upipe", "-o", "x"), "drop the source"),
-        (("-o", "x"), "only apply with --all"),
+        (("-o", "x"), "only applies with --all"),
+        (("--small", "--kept"), "drop --all"),
         (("--table", "fig7"), "name a source"),
     ):
         with pytest.raises(ValueError, match=rule):
