@@ -26,6 +26,7 @@ from harness.plan.dealing import deal_tokens
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Placement
+from harness.planning.block_assignment import Carry, Traveller, faster_traveller, fewest_bytes
 from harness.planning.builder import PlanBuilder
 from harness.planning.closed_forms import Volume, query_ring_volume, ring_volume
 from harness.planning.need import NeedCut
@@ -33,7 +34,6 @@ from harness.planning.options import CHUNK, CHUNK_UNSET, PLACEMENT, PRUNE, optio
 from harness.planning.rings import Home, circulate, circulate_queries, cycle
 from harness.planning.strategy import Checks, Context, Strategy, with_chunk
 from harness.planning.token_owners import finish_tokens, hold_tokens, make_delta
-from harness.planning.travellers import Carry, Traveller, faster_traveller, fewest_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _faster(problem: Problem, direction: Direction, options: Options, context: C
     def planned(each: Traveller) -> Plan:
         return plan(problem, direction, ways[each], context, STRATEGY.name)
 
-    return ways[faster_traveller(problem, direction, context, planned)]
+    return ways[faster_traveller(problem, direction, context.evaluate, planned)]
 
 
 def _fixed(options: Options, direction: Direction, traveller: Traveller) -> Options:

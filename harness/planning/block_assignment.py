@@ -1,9 +1,11 @@
 """Which rank computes each block of a grid of query chunks x key chunks."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from harness.errors import UnsupportedError
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
 from harness.plan.sharding import Sharding
 from harness.planning.builder import PlanBuilder
@@ -155,6 +157,43 @@ def line_bytes(problem: Problem, direction: Direction) -> tuple[int, int]:
         row = (d_k + d_v) * size + 2 * part + d_k * sent
         column = (d_k + d_v) * (size + sent)
     return row * problem.heads_q * problem.seqlen_q, column * problem.heads_kv * problem.seqlen_kv
+
+
+class Traveller(StrEnum):
+    """What travels."""
+
+    QUERIES = "queries"
+    KEYS = "keys"
+
+
+class Carry(StrEnum):
+    """What travels forward, or who decides on both directions."""
+
+    QUERIES = "queries"
+    KEYS = "keys"
+    AUTO = "auto"
+
+
+def fewest_bytes(problem: Problem, direction: Direction) -> Traveller:
+    """Return what is fewer bytes, with all that comes home.
+
+    Source: Meta, arXiv:2411.01783, section 3.5; BurstAttention, arXiv:2509.19836.
+    """
+    queries, keys = line_bytes(problem, direction)
+    return Traveller.QUERIES if queries <= keys else Traveller.KEYS
+
+
+def faster_traveller(
+    problem: Problem,
+    direction: Direction,
+    evaluate: Callable[[Plan], float] | None,
+    planned: Callable[[Traveller], Plan],
+) -> Traveller:
+    """Return what is predicted to be faster; what is fewer bytes where nothing predicts."""
+    if evaluate is None:
+        return fewest_bytes(problem, direction)
+    times = {each: evaluate(planned(each)) for each in Traveller}
+    return min(times, key=lambda each: times[each])
 
 
 def least_volume(problem: Problem, direction: Direction) -> int:
