@@ -1,6 +1,7 @@
 """UltraAttn's planner beside all other strategies, and what each of its levels adds, simulated.
 
-.venv/bin/python scripts/ultraattn_ablation.py > results/ultraattn-ablation.md
+.venv/bin/python scripts/ultraattn_ablation.py --favour > results/ultraattn-rows.md
+.venv/bin/python scripts/ultraattn_ablation.py --ablate > results/ultraattn-ablation.md
 
 Every other strategy is taken with each option of `strategies.comparable`; `best other` is the
 fastest of all. With `--ablate` levels are added one by one, from row owners without a schedule to
