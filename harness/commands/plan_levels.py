@@ -55,6 +55,8 @@ def _lines(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[st
             f"lower bound for any order of these tasks {_ms(each['bound_s'])}, "
             f"gap {each['gap']:.1%} ({each['source']}, {each['seconds']:.1f} s)",
         )
+    if "memory" in levels:
+        yield "memory", _memory(levels["memory"])
     if levels.get("refined") is False:
         yield "refined", "no: fusing and scheduling would not make it faster"
     yield (
@@ -62,6 +64,15 @@ def _lines(levels: Mapping[str, Any], direction: Direction) -> Iterator[tuple[st
         f"for {levels['made_for']}, to which times and chunks above refer: these are unknown when "
         "tokens are dealt to ranks, so the placement must not depend on them",
     )
+
+
+def _memory(held: Mapping[str, Any]) -> str:
+    """Say how a cap of memory is kept."""
+    said = f"{held['peak_bytes'] / 2**30:.3g} of at most {held['cap_bytes'] / 2**30:.3g} GiB"
+    said += f", planned with levels {'+'.join(held['levels']) or 'none'}"
+    if held["ahead"] is None:
+        return said
+    return f"{said}; inputs are fetched for the next tile and {held['ahead']} more"
 
 
 def _ms(seconds: float) -> str:

@@ -64,6 +64,7 @@ def _flag(value: str) -> bool:
 SWITCH = Reader(_flag, "true or false")
 WHOLE = Reader(whole_number, "a whole number")
 SECONDS = Reader(positive, "seconds")
+GIB = Reader(positive, "GiB")
 
 
 def option_choice(kind: type[StrEnum]) -> Reader:

@@ -27,11 +27,13 @@ from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Problem
 from harness.plan.reader import from_json
 from harness.planning.levels import Level, read_levels, spell_levels
-from harness.planning.options import SECONDS, Reader, option
+from harness.planning.options import GIB, SECONDS, Reader, option
 from harness.planning.planned_for import MADE_FOR, USUAL, machine_of
 from harness.planning.strategy import Context, Strategy
+from harness.schedule.within_memory import CappedPlan
 from strategies.ultraattn.fallbacks import or_others
 from strategies.ultraattn.finish import Plans, ReportedPlan, seconds_of
+from strategies.ultraattn.memory_cap import kept_cap, plan_within
 from strategies.ultraattn.plan_store import Kept, kept, plan_key
 from strategies.ultraattn.planner import plan_both
 from strategies.ultraattn.planning import PlanningMode
@@ -68,15 +70,20 @@ class Options(Search):
 
     candidates: bool = option(False, "use another strategy's plan where that is faster")
     favour: Favour = option(Favour.BOTH, "direction that counts where both share one placement")
+    memory: float | None = option(
+        None,
+        f"most that a rank may hold, GiB ({MADE_FOR})",
+        unset="no cap",
+        reader=GIB,
+    )
 
 
 def plan(
     problem: Problem, direction: Direction, options: Options, context: Context, name: str
 ) -> Plan:
     """Plan all levels that are on; legal for every problem."""
-    return replace(
-        _both(problem, _mode(options), context, options.candidates)[direction].plan, strategy=name
-    )
+    made = _reported(problem, direction, options, context)
+    return replace(made.plan, problem=problem, strategy=name)
 
 
 def plan_published(
@@ -91,7 +98,8 @@ def report(
     problem: Problem, direction: Direction, options: Options, context: Context
 ) -> Mapping[str, Any]:
     """Return the results of each level of the plan."""
-    return _said(problem, direction, _mode(options), context, options.candidates)
+    made = _reported(problem, direction, options, context)
+    return _said(problem, made, _mode(options), context)
 
 
 def report_published(
@@ -99,15 +107,33 @@ def report_published(
 ) -> Mapping[str, Any]:
     """Return the results of each level of the published kind of plan."""
     mode = replace(_mode(options), published=True)
-    return _said(problem, direction, mode, context, False)
+    return _said(problem, _both(problem, mode, context, False)[direction], mode, context)
+
+
+def _reported(
+    problem: Problem, direction: Direction, options: Options, context: Context
+) -> ReportedPlan:
+    mode = _mode(options)
+    if options.memory is None:
+        return _both(problem, mode, context, options.candidates)[direction]
+    bare = replace(problem, **USUAL)  # so that the places of tokens depend on nothing else
+    found = _capped(bare, mode, context, options.candidates, options.memory)[direction]
+    return kept_cap(found, options.memory, MADE_FOR)
+
+
+@remembered
+def _capped(
+    problem: Problem, mode: PlanningMode, context: Context, candidates: bool, memory: float
+) -> Mapping[Direction, ReportedPlan | CappedPlan]:
+    return plan_within(mode, memory, lambda each: _both(problem, each, context, candidates))
 
 
 def _said(
-    problem: Problem, direction: Direction, mode: PlanningMode, context: Context, candidates: bool
+    problem: Problem, made: ReportedPlan, mode: PlanningMode, context: Context
 ) -> Mapping[str, Any]:
     machine = machine_of(problem, context)
     return {
-        **_both(problem, mode, context, candidates)[direction].report,
+        **made.report,
         "on": spell_levels(mode.levels),
         "cluster": machine.name,
         "gpus_per_node": context.gpus_per_node,

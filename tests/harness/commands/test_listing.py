@@ -45,7 +45,12 @@ def test_every_alias_and_option_listed_can_be_typed(capsys: pytest.CaptureFixtur
         for alias in entry["aliases"]:
             assert entry["name"] == strategy(alias).strategy.name
         for option in entry["options"]:
-            typed = {"a whole number": "3", "seconds": "3.5", "names joined by +": "node+device"}
+            typed = {
+                "a whole number": "3",
+                "seconds": "3.5",
+                "GiB": "0.75",
+                "names joined by +": "node+device",
+            }
             values = [typed.get(value, value) for value in option["values"].split(" or ")]
             for value in values:
                 text = f"{entry['name']}:{option['name']}={value}"
