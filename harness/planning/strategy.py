@@ -34,6 +34,7 @@ class Context:
         cluster: What the plan is made for, for planners that time their choices; None leaves it
             to them.
         evaluate: Simulated seconds of a plan, for planners that search.
+        peak_bytes: What the fullest rank of a plan holds, proved, for planners that cap it.
         align: Tokens that transfers are rounded up to where a chunk is cut.
         estimate: The same without the proof that `evaluate` makes first, for plans of which most
             are thrown away; what is returned is proved before it is used, as all plans are.
@@ -45,6 +46,7 @@ class Context:
     align: int = 1
     cluster: Cluster | None = None
     evaluate: Callable[[Plan], float] | None = None
+    peak_bytes: Callable[[Plan], int] | None = None
     estimate: Callable[[Plan], float] | None = None
     others: Callable[[str, Problem, Direction], Plan] | None = None
     rivals: Callable[[int], tuple[str, ...]] = _nobody

@@ -7,6 +7,7 @@ from harness.base.workers import cores
 from harness.cluster.calibration import calibration
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import measured
+from harness.memory.ledger import ledger
 from harness.plan.dependencies import resolved
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
@@ -35,6 +36,7 @@ def context_on(machine: Cluster) -> Context:
         gpus_per_node=machine.gpus_per_node,
         cluster=machine,
         evaluate=partial(_seconds, machine),
+        peak_bytes=_peak_bytes,
         estimate=partial(_estimated_s, machine),
         others=partial(_planned, machine),
         rivals=_rivals,
@@ -52,6 +54,10 @@ def _seconds(machine: Cluster, plan: Plan) -> float:
 
 def _estimated_s(machine: Cluster, plan: Plan) -> float:
     return simulate(resolved(plan), machine).makespan_s
+
+
+def _peak_bytes(plan: Plan) -> int:
+    return max(ledger(verify(plan)).peak_bytes)
 
 
 def _planned(machine: Cluster, text: str, problem: Problem, direction: Direction) -> Plan:

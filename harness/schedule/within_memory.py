@@ -10,14 +10,13 @@ The edges hold on any runtime. The fewer tiles ahead, the less is held and the l
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from harness.memory.ledger import ledger
 from harness.plan.dependencies import needs, reordered, topological
 from harness.plan.plan import Plan
 from harness.plan.tasks import Task, Tensor, Tile, Transfer
-from harness.verify.proof import verify
 
 _INPUTS = frozenset(
     {Tensor.Q, Tensor.K, Tensor.V, Tensor.OUT, Tensor.DOUT, Tensor.LSE, Tensor.DELTA}
@@ -40,7 +39,7 @@ class CappedPlan:
     ahead: int | None
 
 
-def within_memory(plan: Plan, cap_bytes: float) -> CappedPlan:
+def within_memory(plan: Plan, cap_bytes: float, peak_of: Callable[[Plan], int]) -> CappedPlan:
     """Return the plan, or the same with fetches as early as a cap of memory allows.
 
     Where none keeps the cap it is the one that holds least.
@@ -48,22 +47,19 @@ def within_memory(plan: Plan, cap_bytes: float) -> CappedPlan:
     Args:
         plan: A right plan.
         cap_bytes: Most bytes of a rank.
+        peak_of: Bytes of the fullest rank of a plan, proved by the ledger.
     """
-    least = _held(plan, None)
+    least = CappedPlan(plan=plan, peak_bytes=peak_of(plan), ahead=None)
     for ahead in _AHEAD if least.peak_bytes > cap_bytes else ():
         try:
-            made = _held(fetched_late(plan, ahead), ahead)
+            late = fetched_late(plan, ahead)
         except ValueError:  # ranks would wait for one another
             continue
+        made = CappedPlan(plan=late, peak_bytes=peak_of(late), ahead=ahead)
         if made.peak_bytes <= cap_bytes:
             return made
         least = min(least, made, key=lambda one: one.peak_bytes)
     return least
-
-
-def _held(plan: Plan, ahead: int | None) -> CappedPlan:
-    peaks = ledger(verify(plan)).peak_bytes
-    return CappedPlan(plan=plan, peak_bytes=max(peaks), ahead=ahead)
 
 
 def fetched_late(plan: Plan, ahead: int) -> Plan:

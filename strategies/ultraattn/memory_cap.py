@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from harness.errors import UnsupportedError
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction
 from harness.planning.levels import Level
 from harness.schedule.within_memory import CappedPlan, within_memory
@@ -26,7 +27,10 @@ _LEFT_OUT = (
 
 
 def plan_within(
-    mode: PlanningMode, memory_gib: float, plans_of: Callable[[PlanningMode], Plans]
+    mode: PlanningMode,
+    memory_gib: float,
+    plans_of: Callable[[PlanningMode], Plans],
+    peak_of: Callable[[Plan], int],
 ) -> Mapping[Direction, ReportedPlan | CappedPlan]:
     """Return plans that keep a cap; of a direction in which none does, the one that holds least.
 
@@ -34,12 +38,13 @@ def plan_within(
         mode: How to plan, with all levels that may be on.
         memory_gib: Most GiB of a rank, inputs included, of the problem as `plans_of` plans it.
         plans_of: Plans by the levels of a mode.
+        peak_of: Bytes of the fullest rank of a plan.
     """
     cap = memory_gib * _GIB
     best: dict[Direction, ReportedPlan | CappedPlan] = {}
     for levels in dict.fromkeys(mode.levels - left_out for left_out in _LEFT_OUT):
         drafts = plans_of(replace(mode, levels=levels))
-        held = {d: within_memory(draft.plan, cap) for d, draft in drafts.items()}
+        held = {d: within_memory(draft.plan, cap, peak_of) for d, draft in drafts.items()}
         kept = {d: _reported(drafts[d], one, memory_gib, levels) for d, one in held.items()}
         fits = {d: one.peak_bytes <= cap for d, one in held.items()}
         if all(fits.values()):

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from harness.base.remembered import remembered
+from harness.errors import UnsupportedError
 from harness.plan.plan import Plan, to_json
 from harness.plan.problem import Direction, Problem
 from harness.plan.reader import from_json
@@ -125,7 +126,16 @@ def _reported(
 def _capped(
     problem: Problem, mode: PlanningMode, context: Context, candidates: bool, memory: float
 ) -> Mapping[Direction, ReportedPlan | CappedPlan]:
-    return plan_within(mode, memory, lambda each: _both(problem, each, context, candidates))
+    if context.peak_bytes is None:
+        raise UnsupportedError(
+            f"ultraattn: memory ({memory:g} GiB) must be planned for a cluster that is known",
+            ("no memory=",),
+        )
+
+    def plans_of(each: PlanningMode) -> Plans:
+        return _both(problem, each, context, candidates)
+
+    return plan_within(mode, memory, plans_of, context.peak_bytes)
 
 
 def _said(

@@ -79,12 +79,12 @@ def test_a_fetch_that_waits_costs_time_on_any_runtime() -> None:
 
 def test_the_plan_that_fetches_furthest_ahead_under_the_cap_is_taken() -> None:
     plan = made(Direction.FORWARD)
-    free = within_memory(plan, peak(plan))
+    free = within_memory(plan, peak(plan), peak)
     assert (free.plan, free.ahead) == (plan, None)
     cap = peak(fetched_late(plan, 1))
-    held = within_memory(plan, cap)
+    held = within_memory(plan, cap, peak)
     assert held.ahead is not None
     assert held.ahead >= 1
     assert held.peak_bytes == peak(held.plan) <= cap
-    none = within_memory(plan, 1)
+    none = within_memory(plan, 1, peak)
     assert none.peak_bytes == peak(fetched_late(plan, 0)) > 1

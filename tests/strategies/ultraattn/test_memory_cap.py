@@ -7,6 +7,7 @@ import pytest
 from harness.cluster.presets import cluster
 from harness.errors import UnsupportedError
 from harness.memory.ledger import ledger
+from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning.levels import ALL_LEVELS, Level
 from harness.prepare.planner_context import context_on
@@ -37,17 +38,21 @@ def drafts(mode: PlanningMode) -> Plans:
     return {d: ReportedPlan(plan=plan, report={}) for d, plan in made.items()}
 
 
+def peak(plan: Plan) -> int:
+    return max(ledger(verify(plan)).peak_bytes)
+
+
 def gib(found: ReportedPlan | CappedPlan) -> float:
-    return max(ledger(verify(found.plan)).peak_bytes) / 2**30
+    return peak(found.plan) / 2**30
 
 
 def test_the_first_draft_that_keeps_the_cap_in_both_directions_is_taken() -> None:
     whole = drafts(MODE)
-    roomy = plan_within(MODE, max(map(gib, whole.values())), drafts)
+    roomy = plan_within(MODE, max(map(gib, whole.values())), drafts, peak)
     assert {d: found.plan for d, found in roomy.items()} == {d: p.plan for d, p in whole.items()}
     cap = 0.95 * gib(whole[Direction.BACKWARD])  # more than the forward gather holds
     assert gib(whole[Direction.FORWARD]) < cap
-    held = plan_within(MODE, cap, drafts)
+    held = plan_within(MODE, cap, drafts, peak)
     for direction, found in held.items():
         assert isinstance(found, ReportedPlan)
         assert gib(found) <= cap
@@ -59,14 +64,14 @@ def test_the_first_draft_that_keeps_the_cap_in_both_directions_is_taken() -> Non
 
 
 def test_a_cap_that_one_direction_keeps_is_refused_in_the_other() -> None:
-    cap = gib(plan_within(MODE, 1e-6, drafts)[Direction.FORWARD]) + 1e-6
-    forward, backward = (plan_within(MODE, cap, drafts)[d] for d in Direction)
+    cap = gib(plan_within(MODE, 1e-6, drafts, peak)[Direction.FORWARD]) + 1e-6
+    forward, backward = (plan_within(MODE, cap, drafts, peak)[d] for d in Direction)
     assert kept_cap(forward, cap, "here") is forward
     with pytest.raises(UnsupportedError, match=r"memory .* must be at least .* \(here\)") as caught:
         kept_cap(backward, cap, "here")
     (way_out,) = caught.value.nearest
     least = float(way_out.removeprefix("memory="))
-    found = plan_within(MODE, least, drafts)[Direction.BACKWARD]
+    found = plan_within(MODE, least, drafts, peak)[Direction.BACKWARD]
     assert isinstance(found, ReportedPlan)
     assert cap < gib(found) <= least
 
