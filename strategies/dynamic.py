@@ -70,7 +70,7 @@ class Options:
     groups: str = option(
         _SOLVED,
         "sizes of groups that divide the ranks in this order",
-        reader=Reader(_sizes, f"{_SOLVED}, or whole numbers joined by +"),
+        reader=Reader(_sizes, f"{_SOLVED} or whole numbers joined by +"),
     )
 
 

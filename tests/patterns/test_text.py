@@ -65,7 +65,11 @@ def test_a_path_may_hold_commas_and_colons(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ("casual", {}, r"unknown pattern 'casual'; choose one of full, causal, window"),
+    (
+        "casual",
+        {},
+        r"unknown pattern 'casual' .did you mean causal\?.; choose one of full, causal, window",
+    ),
     ("full:left=2", {}, r"full: 'left=2' must be key=value .* keys of full: none"),
     ("window:left", {}, r"window: 'left' must be key=value"),
     ("window:left=2,left=3", {}, r"'left=3' must be key=value with each key once"),

@@ -50,6 +50,7 @@ def test_every_alias_and_option_listed_can_be_typed(capsys: pytest.CaptureFixtur
                 "seconds": "3.5",
                 "GiB": "0.75",
                 "names joined by +": "node+device",
+                "whole numbers joined by +": "2+1",
             }
             values = [typed.get(value, value) for value in option["values"].split(" or ")]
             for value in values:

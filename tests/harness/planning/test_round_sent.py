@@ -55,8 +55,9 @@ def test_processes_give_the_bits_of_the_local_run() -> None:
         assert (cell.status, cell.reason, cell.config.transport) == ("passed", "", "gloo")
 
 
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize("name", [name for name in DIRECT if name != "hypergraph"])
 def test_partial_gradients_take_half_the_bytes_and_nothing_else_changes(name: str) -> None:
+    """But for a planner that weighs bytes, whose cut they may move."""
     plain, rounded = (backward(text, problem()) for text in (name, f"{name}:round_sent=true"))
     assert plain.tasks == rounded.tasks
     sent = {True: 0, False: 0}
