@@ -30,6 +30,8 @@ from harness.errors import UnsupportedError
 from harness.execute import kernels_cuda, row_blocks, scored
 from harness.execute.kernels_cuda import Six, Triple
 from harness.execute.scored import ScoreChange
+from harness.execute.varlen import packed_backward, packed_forward
+from harness.execute.varlen_cuda import varlen_kernel
 from harness.plan.masks import Mask, MaskKind
 
 __all__ = [
@@ -111,7 +113,11 @@ def attend_call(
         return scored.forward(merge_, q, k, v, mask, scale, change)
     width = max(q.shape[3], dim_v)
     q, k, v = (_aligned(_widen(x, width)) for x in (q, k, v))
-    if mask.kind in _BY_POSITION:
+    varlen = varlen_kernel(q) if mask.kind is MaskKind.PACKED else None
+    packed = None if varlen is None else packed_forward(varlen, merge_, q, k, v, mask, scale)
+    if packed is not None:
+        out, lse = packed
+    elif mask.kind in _BY_POSITION:
         out, lse = row_blocks.forward(_forward, merge_, q, k, v, mask, scale)
     else:
         causal = mask.kind is MaskKind.CAUSAL
@@ -331,11 +337,16 @@ def _backward(six: Six, mask: Mask, scale: float, *, dims: tuple[int, int]) -> T
     dout, q, k, v, out = (_aligned(x) for x in six[:5])
     lse = six[5].masked_fill(six[5] == -torch.inf, torch.inf)
     run = kernels_cuda.backward if q.device.type == "cuda" else _cpu_backward
-    if mask.kind in _BY_POSITION:
-        dq, dk, dv = row_blocks.backward(run, (dout, q, k, v, out, lse), mask, scale)
+    varlen = varlen_kernel(q) if mask.kind is MaskKind.PACKED else None
+    given = (dout, q, k, v, out, lse)
+    packed = None if varlen is None else packed_backward(varlen, given, mask, scale)
+    if packed is not None:
+        dq, dk, dv = packed
+    elif mask.kind in _BY_POSITION:
+        dq, dk, dv = row_blocks.backward(run, given, mask, scale)
     else:
         causal = mask.kind is MaskKind.CAUSAL
-        dq, dk, dv = run((dout, q, k, v, out, lse), None, causal=causal, scale=scale)
+        dq, dk, dv = run(given, None, causal=causal, scale=scale)
     return _narrowed(dq, dims[0]), _narrowed(dk, dims[0]), _narrowed(dv, dims[1])
 
 
