@@ -4,7 +4,7 @@ Shapes as in `kernels.py`. A varlen kernel takes rows of all segments behind one
 `(rows, H, D)`, and where each begins (`cu_seqlens`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from harness.execute.kernels_cuda import Pair, Six, Triple
+from harness.execute.row_blocks import MergeInto
+from harness.execute.varlen_segments import Segments, varlen_of
 from harness.plan.masks import Mask
-from harness.plan.varlen import Segments, varlen_of
 from patterns.areas import Ints
 
 
@@ -52,11 +53,14 @@ class VarlenKernel:
     backward: VarlenBackward
 
 
-Merge = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-
-
 def packed_forward(
-    kernel: VarlenKernel, merge: Merge, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+    kernel: VarlenKernel,
+    merge: MergeInto,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
 ) -> Pair | None:
     """Attend as `kernels.attend_call` does; None where the mask is no set of segments.
 

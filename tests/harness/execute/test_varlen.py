@@ -15,10 +15,10 @@ from torch import Tensor
 from harness.execute import kernels
 from harness.execute.varlen import Lengths, VarlenKernel, packed_backward, packed_forward
 from harness.execute.varlen_cuda import is_right, varlen_adapter
+from harness.execute.varlen_segments import varlen_of
 from harness.oracle.tolerance import calibrate, judge
 from harness.peers.flash_attn_standin import standing_in
 from harness.plan.masks import Mask, MaskKind
-from harness.plan.varlen import varlen_of
 from patterns.areas import BandArrays
 from patterns.geometry import Band
 from tests.harness.execute.test_kernels import complain, tensors
