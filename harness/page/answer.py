@@ -79,13 +79,15 @@ def _rows(where: str, group: Sequence[CellRecord]) -> Iterator[AnswerRow]:
 
 
 def headline(rows: Sequence[AnswerRow]) -> str:
-    """Say in a sentence which strategy wins most problems, and how many answers are ties."""
+    """Say in a sentence which strategies win most problems, and how many answers are ties."""
     if not rows:
         return "No cell ran: there is no answer. The reasons are listed below."
     wins = Counter(unprefixed(row.best.names[0]) for row in rows)
-    name, count = wins.most_common(1)[0]
+    most = max(wins.values())
+    first, *others = (name for name, count in wins.items() if count == most)
+    name, verb = (f"{', '.join(others)} and {first}", "are each") if others else (first, "is")
     ties = sum(row.tied for row in rows)
-    text = f"{name} is the fastest in {count} of {len(rows)} problems"
+    text = f"{name} {verb} the fastest in {most} of {len(rows)} problems"
     if len(rows) == 1:
         text = f"{name} is the fastest"
     if ties:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.patches import Patch
+
 from harness.page.groups import Chart, slug
 from harness.page.svg import COLORS, HATCHES, INK, drawing, new_figure, svg_of
 from harness.report.format import milliseconds
@@ -42,21 +44,23 @@ def gantt_chart(trace: Trace, *, what: str = "", ranks: int = 3) -> Chart:
     with drawing():
         figure = new_figure(_WIDEST, 0.24 * len(rows) + 1.2)
         panel: Any = figure.subplots()
+        handles = []
         for number, (name, kinds) in enumerate(_KINDS):
             bars = [_bars(trace.spans, row, kinds, finest_s) for row in rows]
             if not any(bars):
                 continue
-            style = {"facecolor": COLORS[number], "hatch": HATCHES[number], "edgecolor": INK}
+            style: Any = {"facecolor": COLORS[number], "hatch": HATCHES[number], "edgecolor": INK}
+            style |= {"linewidth": 0.2, "alpha": 0.85}
             for at, own in enumerate(bars):
-                panel.broken_barh(own, (at - 0.4, 0.8), linewidth=0.2, alpha=0.85, **style)
-            panel.bar(0, 0, label=name, linewidth=0.2, alpha=0.85, **style)  # for the legend
+                panel.broken_barh(own, (at - 0.4, 0.8), **style)
+            handles.append(Patch(label=name, **style))
         names = [f"rank {rank} {stream.value.replace('_', ' ')}" for rank, stream in rows]
         panel.set_yticks(range(len(rows)), names)
         panel.invert_yaxis()
         panel.set_xlim(0, trace.makespan_s * 1e3)
         panel.set_xlabel("ms")
         panel.grid(visible=True, axis="x")
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
         summary = f"{len(shown)} of {trace.cp} ranks over {milliseconds(trace.makespan_s)} ms"
         svg = svg_of(figure, key, title, summary)
     note = f"{trace.source.value.capitalize()} on {trace.machine}; {len(shown)} of {trace.cp} "

@@ -72,7 +72,8 @@ def _blocks(
             for column, ranks in enumerate(cells):
                 text = "" if not ranks else str(ranks[0]) if len(ranks) == 1 else "+"
                 panel.text(column, row, text, ha="center", va="center", color="black", fontsize=7)
-    panel.set_title("rank of each block")
+    shared = any(len(ranks) > 1 for cells in table.ranks for ranks in cells)
+    panel.set_title("rank of each block" + (" (+: several share its heads)" if shared else ""))
     panel.set_xlabel("chunks of keys")
     panel.set_ylabel("chunks of queries")
     _whole_numbers(panel)

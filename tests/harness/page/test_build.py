@@ -147,6 +147,15 @@ def test_the_answer_names_ties_and_the_next_with_its_distance() -> None:
     assert "4 of the answers are ties" in headline(rows)
 
 
+def test_the_headline_names_all_who_win_as_often() -> None:
+    first, second, *_ = answers(list(some()))
+    other = replace(second, best=replace(second.best, names=("usp:2x2",)))
+    assert headline([first, other]).startswith(
+        "usp:2x2 and zigzag are each the fastest in 1 of 2 problems"
+    )
+    assert headline([first, first, other]).startswith("zigzag is the fastest in 2 of 3 problems")
+
+
 def test_a_strategy_without_one_direction_is_no_answer() -> None:
     records = [e for e in some() if not (e.label == "zigzag" and e.config.direction == "backward")]
     assert {row.best.names[0] for row in answers(records)} == {"ulysses"}

@@ -48,3 +48,19 @@ def test_a_timeline_begins_with_the_rank_that_ends_last() -> None:
     assert rows[0] == f"rank {last} compute"
     assert len({row.split()[1] for row in rows}) == 2
     assert "simulated on h100-8x8" in chart.note.lower()
+
+
+def test_a_timeline_draws_nothing_but_its_bars() -> None:
+    program = verify(strategy("ring").plan(problem("causal", cp=3), Direction.FORWARD))
+    svg = gantt_chart(simulate(program, cluster("h100-8x8"))).svg
+    closed = [path for path in re.findall(r' d="([^"]*)"', svg) if path.strip().endswith("z")]
+    flat = [path for path in closed if len(set(re.findall(r"[ML] \S+ (\S+)", path))) == 1]
+    assert closed
+    assert not flat
+
+
+@pytest.mark.parametrize(("name", "shares"), [("ring", False), ("usp:ulysses=2", True)])
+def test_a_picture_explains_blocks_that_several_ranks_share(name: str, *, shares: bool) -> None:
+    plan = strategy(name).plan(problem("causal", cp=4, heads=(8, 4)), Direction.FORWARD)
+    title = next(text for text in texts(plan_chart(plan, what="p").svg) if "rank of each" in text)
+    assert ("+: several" in title) == shares
