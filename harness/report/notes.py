@@ -82,7 +82,7 @@ def trusted(records: Sequence[CellRecord]) -> list[str]:
         beyond = Counter(_place(entry) for entry in own if entry.inside_range is False)
         if beyond:
             cells = ", ".join(f"{count} at {where}" for where, count in beyond.items())
-            text += f"; error unknown outside its range ({cells})"
+            text += f"; error unknown outside its range (cells: {cells})"
         found.append(text)
     return found
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from harness.records.cell import CellRecord
 from harness.records.config import Config
-from harness.report.format import broken, milliseconds
+from harness.report.format import broken, milliseconds, short
 from patterns.lengths import without_seed
 
 _NAME = 34  # columns of a strategy's name
@@ -69,7 +69,7 @@ def seed_tables(records: Sequence[CellRecord]) -> Iterator[tuple[str, Table]]:
     for config, spreads in rows.items():
         where = config.cluster or config.transport.value
         title = (
-            f"over seeds, {where}: cp={config.cp} S={config.seqlen_q} {config.pattern} "
+            f"over seeds, {where}: cp={config.cp} S={short(config.seqlen_q)} {config.pattern} "
             f"{config.direction.value}"
         )
         yield title, _table(sorted(spreads, key=lambda each: each.mean_s))

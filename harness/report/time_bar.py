@@ -1,5 +1,7 @@
 """The terms of a plan's time as text: a line each, and bars that begin where the one above ends."""
 
+import textwrap
+
 from harness.report.format import milliseconds
 from harness.simulate.time_terms import TimeTerms
 
@@ -18,10 +20,11 @@ def terms_text(terms: TimeTerms, machine: str, width: int) -> str:
     time_s, even_s = terms.time_s, terms.even_s
     times = f", {time_s / even_s:.2f}× even compute" if even_s else ""
     least = terms.any_plan
-    lines = [
+    said = (
         f"{'time':<{_NAME}} {milliseconds(time_s)} ms on {machine}{times}; no plan takes less than "
         f"{milliseconds(least.bound_s)} ms ({least.what})"
-    ]
+    )
+    lines = textwrap.wrap(said, width, subsequent_indent="  ", drop_whitespace=True)
     room = max(width - _NAME - _FIGURES, _LEAST_BAR)
     before_s = 0.0
     for name, seconds in terms.parts.items():

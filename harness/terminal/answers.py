@@ -146,4 +146,5 @@ def _refusals(answer: Recommendation) -> Iterable[tuple[str, str]]:
         found.setdefault(one.reason, []).append(one.strategy)
     for reason, names in found.items():
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        yield "refused", f"{', '.join(names[:_MOST])}{more}: {reason}"
+        told = reason.removeprefix(f"{names[0]}: ") if len(names) == 1 else reason
+        yield "refused", f"{', '.join(names[:_MOST])}{more}: {told}"

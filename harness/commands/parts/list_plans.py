@@ -164,6 +164,12 @@ def _said(option: _OptionEntry) -> str:
     return f"{option['summary']}: {option['values']} (default: {option['default']})"
 
 
+def _must(pattern: str, key: str) -> str:
+    """What is required of a parameter that has no default."""
+    instead = kind_of(pattern).parameters[key].instead
+    return f"this or {instead} must be given" if instead else "must be given"
+
+
 def show_patterns(console: Output, names: Sequence[str]) -> None:
     """Print the patterns."""
     console.print()
@@ -171,7 +177,7 @@ def show_patterns(console: Output, names: Sequence[str]) -> None:
     console.print(f"pictured at {_PICTURED_TOKENS} tokens: queries down, keys across")
     for entry in patterns(names):
         parameters = [
-            f"{key} (must be given)" if default is None else f"{key}={default}"
+            f"{key} ({_must(entry['name'], key)})" if default is None else f"{key}={default}"
             for key, default in entry["parameters"].items()
         ]
         console.print()

@@ -5,10 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.console import Console
 
 from harness import cli
 from harness.cluster.presets import cluster
@@ -18,9 +20,10 @@ from harness.recommend import answer, flips
 from harness.recommend.answer import Recommendation, recommend
 from harness.recommend.choose import choose_among
 from harness.recommend.frameworks import FRAMEWORKS, settings_of
-from harness.recommend.price import NEAR, Priced
+from harness.recommend.price import NEAR, Priced, RefusedCandidate
 from harness.recommend.question import Asked
 from harness.sweep.simulate_cells import simulate_cell
+from harness.terminal.answers import print_answer
 from strategies import comparable, strategy
 
 SMALL = ("--cp", "4", "--seqlen", "4k", "--heads", "12/4", "--head-dim", "128")
@@ -129,6 +132,19 @@ def test_what_does_not_fit_is_refused() -> None:
     nothing = recommend(question(memory_bytes=1), elsewhere=False)
     assert nothing.strategy is None
     assert len(nothing.refused) == len(question().candidates())
+
+
+def test_a_refusal_names_its_strategy_once() -> None:
+    out, asked = StringIO(), question(cp=6, heads_q=5, heads_kv=5)
+    refused = tuple(
+        RefusedCandidate(strategy=name, reason="ulysses: cp (6) must not exceed heads_q (5)")
+        for name in "ab"
+    )
+    alone = RefusedCandidate(strategy="tasp", reason="tasp: too many parts")
+    print_answer(Console(file=out, width=80), asked, Recommendation(refused=(*refused, alone)))
+    said = out.getvalue()
+    assert "refused   tasp: too many parts" in said
+    assert "refused   a, b: ulysses: cp (6)" in said
 
 
 def test_layers_are_asked_with_all_that_they_may_save() -> None:

@@ -48,7 +48,7 @@ def test_who_reaches_into_the_band_of_the_fastest_is_tied_with_it() -> None:
         console.print(title, table)
     text = [line.split() for line in out.getvalue().splitlines()]
 
-    assert f"cp=6 S=3072 {PACK} forward" in out.getvalue()
+    assert f"cp=6 S=3k {PACK} forward" in out.getvalue()
     assert text[-3:] == [
         ["ring", "2500*", "1000", "4000", "2", "of", "2"],
         ["grid", "4750", "4500", "5000", "2", "of", "2"],

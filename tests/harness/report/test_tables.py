@@ -394,7 +394,7 @@ def test_a_calibration_is_named_once_with_its_errors_and_what_lies_outside() -> 
     text = flat(printed(records, 80))
     said = "calibration lab/2026-01-02; expected error 4% to 8%; error unknown outside its range"
     assert text.count("lab/2026-01-02") == 1
-    assert f"{said} (2 at cp=8 S=64k)" in text
+    assert f"{said} (cells: 2 at cp=8 S=64k)" in text
     inside = flat(printed(records[:1], 80))
     assert "lab/2026-01-02; expected error 4%" in inside
     assert "outside" not in inside
