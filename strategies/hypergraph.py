@@ -24,6 +24,7 @@ from harness.base.remembered import remembered
 from harness.errors import UnsupportedError
 from harness.plan.plan import Plan
 from harness.plan.problem import Direction, Problem
+from harness.plan.reader import MOST_CHUNKS
 from harness.plan.sharding import split
 from harness.planning.block_assignment import Allocation
 from harness.planning.block_transfers import plan_allocation
@@ -88,11 +89,23 @@ def _cut(problem: Problem, options: Options, context: Context) -> Allocation:
         raise UnsupportedError("hypergraph: the library mtkahypar is not installed", (INSTALL,))
     nodes, _ = nodes_and_gpus(problem.cp, context.gpus_per_node)
     usual = replace(problem, **USUAL)
+    _refuse_many(problem, options)
     for parts in _PARTS if options.parts is None else (options.parts,):
         allocation, uneven = _allocation(usual, parts, nodes)
         if uneven <= _EVEN:
             break
     return allocation
+
+
+def _refuse_many(problem: Problem, options: Options) -> None:
+    """Refuse more chunks than a plan may have before their pairs are looked at."""
+    chunks = problem.cp * (options.parts or 1)
+    if chunks > MOST_CHUNKS:
+        raise UnsupportedError(
+            f"hypergraph: parts ({options.parts}) of {problem.cp} ranks are {chunks} chunks, more "
+            f"than the {MOST_CHUNKS} that a plan may have",
+            (f"hypergraph:parts={MOST_CHUNKS // problem.cp}",),
+        )
 
 
 @remembered  # both directions, and whoever deals tokens, ask for the same

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.base.files import read_text, write_whole
+from harness.base.files import read_text
 from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import DEFAULT_CLUSTER, cluster, require
@@ -49,6 +49,7 @@ from harness.terminal.arguments import (
     written,
 )
 from harness.terminal.progress import say, wrapped
+from harness.terminal.targets import require_apart, write_target
 from harness.verify.proof import verify
 from strategies import strategy
 
@@ -118,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         idle = given(args, _add_plan)
         if idle:
             raise ValueError(f"--load already fixes {idle}; drop {idle}, or drop --load")
+    require_apart({"--output": args.output, "--svg": args.svg}, [args.load] if args.load else [])
     plan = _load(args.load) if args.load is not None else _make(args)
     try:
         program = verify(plan)
@@ -125,13 +127,13 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join([f"plan: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
     if args.output is not None:
-        _save(args.output, to_json(plan))
+        write_target("--output", args.output, to_json(plan) + "\n")
         say(f"{args.output}: written; `plan --load {args.output}` shows it again")
     if args.svg is not None:
         from harness.page.plan_chart import plan_chart  # it loads what draws
 
         what = cell_heading(plan.strategy, plan.problem, plan.direction)
-        _save(args.svg, plan_chart(plan, what=what).svg)
+        write_target("--svg", args.svg, plan_chart(plan, what=what).svg + "\n")
         say(f"{args.svg}: written; open it in a browser")
     levels = {} if args.load is not None else _levels(args)
     terms = _terms(args, program)
@@ -211,20 +213,6 @@ def _load(path: Path) -> Plan:
         raise ValueError(f"--load ({path}) cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"--load ({path}) holds no plan of schema 1: {error}") from error
-
-
-def _save(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        ValueError: It cannot be written there.
-    """
-    try:
-        write_whole(path, text + "\n")
-    except OSError as error:
-        raise ValueError(
-            f"--output ({path}) must be a file that can be written: {error.strerror}"
-        ) from None
 
 
 def as_json(program: Program, levels: Mapping[str, Any] | None = None) -> dict[str, object]:

@@ -10,11 +10,13 @@ from harness.base.files import write_whole
 from harness.base.json_fields import json_text
 from harness.records.cell import CellRecord
 from harness.records.legible import read_cells
+from harness.records.store import records_file
 from harness.report.compare import compare
 from harness.report.reading import latest, read_cell
 from harness.report.summary import markdown_text, sheet_text
 from harness.terminal.arguments import Help, Verbs, example, path, written
 from harness.terminal.progress import say
+from harness.terminal.targets import require_apart
 
 if TYPE_CHECKING:
     from harness.page.build import Page
@@ -71,6 +73,15 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and what else is asked for."""
     if not any((args.output, args.svg, args.markdown, args.csv, args.parquet)):
         raise ValueError("say where to write, for instance -o page.html")
+    require_apart(
+        {
+            "--output": args.output,
+            "--markdown": args.markdown,
+            "--csv": args.csv,
+            "--parquet": args.parquet,
+        },
+        map(records_file, [*args.results, *([args.compare] if args.compare else [])]),
+    )
     from harness.page.build import build_page  # they load what draws
     from harness.page.example_runs import example_runs
 

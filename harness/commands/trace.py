@@ -8,9 +8,7 @@ clock that all processes share.
 import argparse
 import shutil
 import sys
-from pathlib import Path
 
-from harness.base.files import write_whole
 from harness.base.json_fields import json_text
 from harness.cluster.presets import cluster, require
 from harness.memory.ledger import ledger
@@ -38,6 +36,7 @@ from harness.terminal.arguments import (
     written,
 )
 from harness.terminal.progress import say
+from harness.terminal.targets import require_apart, write_target
 from strategies import strategy
 
 _MIB = 2**20
@@ -103,6 +102,7 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate or run one plan."""
+    require_apart({"--output": args.output, "--svg": args.svg})
     problem, direction = problem_of(args), Direction(args.direction)
     if args.measured:
         idle = given(args, _add_simulation)
@@ -199,27 +199,13 @@ def _measured(args: argparse.Namespace, problem: Problem, direction: Direction) 
 def _write_files(args: argparse.Namespace, trace: Trace, what: str) -> None:
     """Write the files that are asked for, and say where each opens."""
     if args.output is not None:
-        _write(args.output, to_chrome(trace))
+        write_target("--output", args.output, to_chrome(trace))
         say(f"{args.output}: written; open it at ui.perfetto.dev")
     if args.svg is not None:
         from harness.page.gantt_chart import gantt_chart  # it loads what draws
 
-        _write(args.svg, gantt_chart(trace, what=what, ranks=args.ranks).svg)
+        write_target("--svg", args.svg, gantt_chart(trace, what=what, ranks=args.ranks).svg)
         say(f"{args.svg}: written; open it in a browser")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        ValueError: It cannot be written there.
-    """
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ValueError(
-            f"--output ({path}) must be a file that can be written: {error.strerror}"
-        ) from None
 
 
 def _figures(trace: Trace, limits: Bounds, of_problem_s: tuple[float, float]) -> str:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from harness.base.json_fields import JsonObject
+from harness.base.text import one_line
 from harness.records.cell import CellRecord
 from harness.records.store import FILE, ResultFile, read_records
 
@@ -13,6 +14,8 @@ R = TypeVar("R")
 Read = Callable[[JsonObject], R]
 _NAMED = 5
 """Records set aside that are named one by one; the others are counted."""
+_MOST_WHY = 300
+"""Characters of a reason: it repeats the value, which may be a whole damaged file."""
 
 
 class Aside(NamedTuple):
@@ -34,7 +37,7 @@ def one_by_one(lines: Iterable[JsonObject], read: Read[R], aside: list[Aside]) -
         try:
             yield read(line)
         except ValueError as error:
-            aside.append(Aside(number, str(error)))
+            aside.append(Aside(number, one_line(str(error), _MOST_WHY)))
 
 
 def told_unreadable(aside: Sequence[Aside], where: Path, found: int) -> list[str]:

@@ -134,13 +134,18 @@ class ResultFile:
         return _scan(self.path)
 
 
+def records_file(path: Path) -> Path:
+    """The file of the records of a folder of results, or the file itself."""
+    return path / FILE if path.is_dir() else path
+
+
 def read_records(path: Path) -> list[JsonObject]:
     """Read the records of a folder or of a file; a torn last line is left out.
 
     Raises:
         ValueError: There are none, or a line in the middle is no record.
     """
-    file = path / FILE if path.is_dir() else path
+    file = records_file(path)
     _refuse_device(file)
     if not file.exists():
         raise ValueError(f"results ({path}) has no {FILE}; run `sweep -o {path}` first")

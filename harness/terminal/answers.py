@@ -39,7 +39,7 @@ def print_answer(console: Console, question: Asked, answer: Recommendation) -> N
 def _row(console: Console, label: str, text: str) -> None:
     lines = wrap(
         printable(text),
-        console.width - _INDENT,
+        max(console.width, 2 * _INDENT) - _INDENT,  # a label, and a short word beside it
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -143,3 +143,10 @@ def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hypergraph, "can_cut", lambda: False)
     with pytest.raises(UnsupportedError, match=r"mtkahypar is not installed; try pip install"):
         strategy("hypergraph").plan(problem("causal", 53, 3), Direction.FORWARD)
+
+
+@needs_the_library
+def test_more_chunks_than_a_plan_may_have_are_refused_before_they_are_made() -> None:
+    """Their pairs alone would take gigabytes."""
+    with pytest.raises(UnsupportedError, match=r"9000 chunks.*4096.*try hypergraph:parts=1365"):
+        strategy("hypergraph:parts=3000").plan(problem("causal", 97, 3), Direction.FORWARD)

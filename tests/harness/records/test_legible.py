@@ -8,6 +8,7 @@ import pytest
 from harness.records.cell import Status, from_json
 from harness.records.legible import ResultFolder, legible
 from harness.records.store import FILE, ResultFile
+from harness.report.reading import read_cell
 from tests.harness.made import record
 from tests.harness.records.test_cell import MEASURED
 
@@ -58,3 +59,11 @@ def test_a_folder_that_is_refused_is_not_kept_locked(tmp_path: Path) -> None:
     (tmp_path / FILE).unlink()
     with ResultFolder(tmp_path, from_json) as results:
         assert results.records == []
+
+
+def test_reason_with_a_huge_value_is_cut() -> None:
+    """A note repeats what was received: of a damaged record that may be the whole file."""
+    bad = {**GOOD.as_json(), "strategy": "x" * 100_000}
+    _, notes = legible([GOOD.as_json(), bad], Path("there"), read_cell)
+    assert (len(notes), notes[0].endswith("...; set aside")) == (1, True)
+    assert len(notes[0]) < 500
