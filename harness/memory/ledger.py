@@ -142,6 +142,8 @@ class _Loop:
     reads: list[int] = field(default_factory=list)
 
 
+_Kernel = tuple[Direction, Cut, Cut]
+"""A kernel call: its direction, its rows and columns, its query heads and KV heads."""
 _TURNED = frozenset({Tensor.Q, Tensor.K, Tensor.DQ, Tensor.DK})
 _SUMS = frozenset({Tensor.DQ_PART, Tensor.DK_PART, Tensor.DV_PART})
 
@@ -178,6 +180,8 @@ class _Ledger:
         self.laid_out = {s.slab for r in self.plan.outputs for s in program.final[r]}
         self.made: set[int] = set()
         self._bytes: dict[Piece, int] = {}
+        self._wire: dict[Piece, int] = {}
+        self._kernels: dict[_Kernel, tuple[list[_Result], int]] = {}
         self._rows: dict[tuple[Tensor, tuple[int, ...]], dict[int, int]] = {}
         self._unbroken: dict[Hashable, bool] = {}
         self.loops: dict[Place, _Loop] = {}
@@ -236,6 +240,12 @@ class _Ledger:
             self._bytes[piece] = found
         return found
 
+    def _wire_bytes(self, piece: Piece) -> int:
+        found = self._wire.get(piece)
+        if found is None:
+            found = self._wire[piece] = wire_bytes(self.plan, piece)
+        return found
+
     def _is_narrowed(self, tensor: Tensor) -> bool:
         """Whether a partial result is counted in the precision of values."""
         if not tensor.is_part or tensor.is_weight or is_per_row(tensor):
@@ -254,13 +264,13 @@ class _Ledger:
         self._change(place, -size, use)
 
     def _change(self, place: Place, size: int, use: Use) -> None:
-        if use in self.counting.apart:
+        if not size or use in self.counting.apart:
             return
-        self.live[place] += size
+        live = self.live[place] = self.live[place] + size
         self.uses[place][use] += size
-        if self.live[place] > self.peak[place]:
-            self.peak[place] = self.live[place]
-            self.peak_uses[place] = dict(self.uses[place])
+        if live > self.peak[place]:
+            self.peak[place] = live
+            self.peak_uses[place] = self.uses[place].copy()
 
     def _use_of(self, slab: int) -> Use:
         """Purpose for which a slab is held."""
@@ -354,7 +364,7 @@ class _Ledger:
         self, leg: Leg, access: Access, creates: Mapping[tuple[Place, Tensor, int], Access]
     ) -> None:
         src, dst, piece = leg.src, leg.dst, access.piece
-        size, wire = self._piece_bytes(piece), wire_bytes(self.plan, piece)
+        size, wire = self._piece_bytes(piece), self._wire_bytes(piece)
         if src.rank != dst.rank:
             copied = self._read(access)
             if is_rounded(self.plan, piece.tensor):
@@ -370,22 +380,29 @@ class _Ledger:
             self._give(src, self._read(access), Use.STAGING)
             return
         whole = self.program.slabs[slab].piece
-        parts = list(runs(whole.chunks, piece.chunks))
-        spans = head_sets.heads_side_by_side(piece.heads, whole.heads)
-        alone = len(parts) == len(spans) == 1 and wire == size
-        if not alone or not self._is_contiguous(
-            whole, parts[0], positions(whole.heads, piece.heads)
-        ):
+        if wire == size and self._lands_unbroken(whole, piece):
+            self.landings.setdefault(slab, 0)
+        else:
             landed = self._take(dst, wire, Use.STAGING)
             self.landings[slab] = self.landings.get(slab, 0) + landed
-        else:
-            self.landings.setdefault(slab, 0)
+
+    def _lands_unbroken(self, whole: Piece, piece: Piece) -> bool:
+        """Whether a piece is one contiguous part of a slab."""
+        if piece.chunks == whole.chunks and piece.heads == whole.heads:
+            return True
+        parts = list(runs(whole.chunks, piece.chunks))
+        spans = head_sets.heads_side_by_side(piece.heads, whole.heads)
+        if not len(parts) == len(spans) == 1:
+            return False
+        return self._is_contiguous(whole, parts[0], positions(whole.heads, piece.heads))
 
     def _contiguous(self, segment: Segment) -> bool:
         whole = self.program.slabs[segment.slab].piece
         if segment.slab in self.loose:  # of it one token alone is
             tokens = self.plan.tokens(whole._replace(chunks=segment.chunks))
             return tokens == 1 and batch_of(self.plan, whole.tensor) == 1
+        if segment.chunks == whole.chunks and segment.heads == whole.heads:
+            return True
         return self._is_contiguous(whole, segment.chunks, positions(whole.heads, segment.heads))
 
     def _is_contiguous(self, whole: Piece, chunks: Sequence[int], heads: OffsetRange) -> bool:
@@ -429,22 +446,11 @@ class _Ledger:
         calls = lower(problem.pattern, q_chunks, kv_chunks)
         by_heads = head_runs(tile.heads, problem.group)
         for call in calls:
-            for q_heads, kv_heads in by_heads:
-                row, col = (call.rows, q_heads), (call.cols, kv_heads)
-                if tile.direction is Direction.FORWARD:
-                    results = [self._forward(row, problem.head_dim_v), self._lse(row)]
-                    scratch = 0
-                else:
-                    results = [
-                        self._backward(row, problem.head_dim),
-                        self._backward(col, problem.head_dim),
-                        self._backward(col, problem.head_dim_v),
-                    ]
-                    shared = q_heads[1] - q_heads[0] > kv_heads[1] - kv_heads[0]
-                    scratch = self._scratch(results if shared else results[:1])
+            for cuts in by_heads:
+                results, scratch = self._kernel(tile.direction, (call.rows, call.cols), cuts)
                 if not self.counting.results or place in self.loops:
                     results = [result._replace(size=0, exact=False) for result in results]
-                self._take(place, sum(result.size for result in results), Use.WORKSPACE)
+                self._take(place, sum([result.size for result in results]), Use.WORKSPACE)
                 if self.counting.results:
                     self._run(place, scratch)
                 self._add_all(place, writes, results, fresh)
@@ -452,6 +458,26 @@ class _Ledger:
                     self._run(place, scratch)
         self._begin(fresh)
         self._give(place, joined, Use.STAGING)
+
+    def _kernel(self, direction: Direction, spans: Cut, heads: Cut) -> tuple[list[_Result], int]:
+        """Results of a kernel call of some rows and columns, and the bytes that it holds inside."""
+        found = self._kernels.get((direction, spans, heads))
+        if found is None:
+            (rows, cols), (q_heads, kv_heads) = spans, heads
+            row, col = (rows, q_heads), (cols, kv_heads)
+            problem = self.problem
+            if direction is Direction.FORWARD:
+                found = [self._forward(row, problem.head_dim_v), self._lse(row)], 0
+            else:
+                results = [
+                    self._backward(row, problem.head_dim),
+                    self._backward(col, problem.head_dim),
+                    self._backward(col, problem.head_dim_v),
+                ]
+                shared = q_heads[1] - q_heads[0] > kv_heads[1] - kv_heads[0]
+                found = results, self._scratch(results if shared else results[:1])
+            self._kernels[direction, spans, heads] = found
+        return found
 
     def _run(self, place: Place, scratch: int) -> None:
         """Let a kernel run that holds some bytes inside."""
@@ -591,13 +617,22 @@ class _Ledger:
     def _parts(self, access: Access, cut: Cut) -> Iterator[tuple[int, bool, bool]]:
         """Yield (slab, whether the cut is all of it, whether it is all of the cut)."""
         rows, heads = cut
-        starts = self._starts(access.piece)
+        piece = access.piece
+        slab, chunks, inner = access.segments[0]
+        if self._all_of(access) and (chunks, inner) == (piece.chunks, piece.heads):
+            # As for most: the piece is one slab, so that a cut of it lies in that.
+            (first, last), (low, high) = cut
+            if first < last and low < high:
+                size = (last - first, high - low)
+                yield slab, size == (self.plan.tokens(piece), piece.heads.bit_count()), True
+            return
+        starts = self._starts(piece)
         for segment in access.segments:
             whole = self.program.slabs[segment.slab].piece
             tokens = self.plan.tokens(whole._replace(chunks=segment.chunks))
             row = starts[segment.chunks[0]]
             first, last = max(rows[0], row), min(rows[1], row + tokens)
-            low, high = positions(access.piece.heads, segment.heads)
+            low, high = positions(piece.heads, segment.heads)
             h0, h1 = max(heads[0], low), min(heads[1], high)
             if first >= last or h0 >= h1:
                 continue

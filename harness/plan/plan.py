@@ -104,15 +104,26 @@ class Plan:
         layer = any(piece.tensor is Tensor.X for _, piece in self.initial)
         return Scope.LAYER if layer else Scope.ATTENTION
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """SHA-256 of the JSON form, 16 hex digits; equal plans have equal hashes."""
-        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+        return self._hashes[0]
 
     @property
     def work_hash(self) -> str:
         """The hash without the strategy's name: plans of several that do the same have the same."""
-        return replace(self, strategy="").hash
+        return self._hashes[1]
+
+    @cached_property
+    def _hashes(self) -> tuple[str, str]:
+        """`hash` and `work_hash`: the tasks, which are nearly all of the text, are written once."""
+        nameless = to_json(replace(self, strategy=""))
+        # A quote inside a string is escaped, so that this can be the key and nothing else.
+        before, _, after = nameless.partition('"strategy":""')
+        name = json_text(self.strategy, compact=True)
+        texts = (f'{before}"strategy":{name}{after}', nameless)
+        named, work = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+        return named, work
 
     def __hash__(self) -> int:
         """Hash by content."""

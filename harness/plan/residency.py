@@ -427,6 +427,8 @@ def _overlap(plan: Plan, tile: Tile, tensor: Tensor) -> int:
     q, kv = (plan.chunks(piece) for piece in tile.reads[:2])
     calls = lower(plan.problem.pattern, q, kv)
     spans = [call.cols if tensor.on_kv else call.rows for call in calls]
+    if len(spans) == 1:
+        return int(spans[0][0] < spans[0][1])
     # In order of position; where one span ends and another begins, the end comes first.
     events = sorted([(first, 1) for first, _ in spans] + [(end, -1) for _, end in spans])
     return max(accumulate(change for _, change in events), default=0)
