@@ -1,13 +1,14 @@
 """Compare recommendations with exhaustive sweeps over the same candidates, on twenty problems.
 
     .venv/bin/python scripts/check_recommendations.py          # all
-    .venv/bin/python scripts/check_recommendations.py 3 17     # some
+    .venv/bin/python scripts/check_recommendations.py --numbers 3 17  # some
 
 An exhaustive sweep simulates every cell of every candidate, one after another, and reads times and
 memory from its records; the rule of ties is applied to them here once more. Exit status 1 if a
 recommendation differs.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +101,18 @@ def differs(asked: Asked, found: Recommendation) -> str:
 
 def main() -> int:
     """Compare the problems that were asked for."""
-    wanted = [int(word) for word in sys.argv[1:]] or range(len(PROBLEMS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--numbers",
+        nargs="*",
+        type=int,
+        choices=range(len(PROBLEMS)),
+        metavar="N",
+        help=f"of problems, 0 to {len(PROBLEMS) - 1} (default: all)",
+    )
+    wanted = parser.parse_args().numbers or range(len(PROBLEMS))
     wrong = 0
     for number in wanted:
         asked = question(PROBLEMS[number])

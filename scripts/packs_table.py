@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from harness.base.json_fields import json_text
 from harness.cluster.machine import Cluster
 from harness.cluster.presets import cluster
 from harness.errors import UnsupportedError
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
                     continue
                 found = simulated(problem, name, machine)
                 named = {"preset": preset, "seed": seed, "cp": args.cp, "seqlen": args.seqlen}
-                line = json.dumps({"key": key, **named, "strategy": name, **found})
+                line = json_text({"key": key, **named, "strategy": name, **found}, compact=True)
                 with args.cells.open("a") as file:
                     file.write(line + "\n")
                 print(line, file=sys.stderr, flush=True)

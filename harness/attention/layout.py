@@ -15,13 +15,16 @@ from harness.proved.plans import Owners
 def owners_of(chosen: Chosen, problem: Problem, context: Context) -> Owners:
     """Who owns which query and key tokens: whoever a forward plan starts with.
 
+    The tokens are the same for attention and for a layer around it, but a layer's plan cuts queries
+    and keys alike, so that its chunks may be finer.
+
     Raises:
         UnsupportedError: The strategy cannot do this problem.
     """
     queries, keys = Tensor.Q, Tensor.K
-    if chosen.needs_layer:
+    if chosen.needs_layer or problem.hidden is not None:
         queries = keys = Tensor.X
-        problem = replace(problem, hidden=1)
+        problem = replace(problem, hidden=problem.hidden or 1)
     plan = chosen.plan(problem, Direction.FORWARD, context)
     owned: dict[Tensor, list[dict[int, None]]] = {
         tensor: [{} for _ in range(problem.cp)] for tensor in (queries, keys)

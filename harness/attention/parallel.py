@@ -55,6 +55,7 @@ from harness.errors import UnsupportedError
 from harness.plan.problem import Direction, Dtype, Problem
 from harness.planning.chosen import Chosen
 from harness.planning.strategy import Context
+from harness.proved.plans import Owners
 from harness.records import defaults
 from patterns import Pattern
 from patterns.kind import integer
@@ -253,11 +254,16 @@ class ContextParallel(Tokens):
             strategy=self.strategy,
             problem=problem,
             context=self.context,
-            owners=self.owners,
+            owners=self._owners(problem),
             rank=self.rank,
             group=self.group,
             lse=lse,
         )
+
+    def _owners(self, problem: Problem) -> Owners:
+        """Who owns which tokens, in the chunks of a problem's plan."""
+        layer = problem.hidden is not None
+        return owners_of(self.strategy, problem, self.context) if layer else self.owners
 
     def _problem(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreOptions

@@ -140,7 +140,7 @@ def time_terms(program: Program, cluster: Cluster, runtime: Runtime = Runtime.GR
     if fitted is None:
         run = _quick_run(program, cluster, runtime)
     else:
-        run = _full_run(program, fitted, eager=runtime is Runtime.EAGER)
+        run = _full_run(program, fitted, runtime)
     return _split(program, cluster, run)
 
 
@@ -196,14 +196,22 @@ def _bound_s(steps: Sequence[_Step], links: int) -> float:
 # The full clock --------------------------------------------------------------------------------
 
 
-def _full_run(program: Program, fitted: Calibration, *, eager: bool) -> _Run:
-    plan = program.plan
+def _full_run(program: Program, fitted: Calibration, runtime: Runtime) -> _Run:
+    plan, eager, own = program.plan, runtime.eager, runtime.own_stream
     shape = skeleton_on(program, fitted, eager=eager)
 
     def prices(effects: frozenset[Effect]) -> Pricer:
-        return pricer(plan.problem, plan.direction, fitted, eager=eager, effects=effects)
+        return pricer(
+            plan.problem,
+            plan.direction,
+            fitted,
+            eager=eager,
+            effects=effects,
+            own_stream=own,
+        )
 
-    quiet, crowded = ALL - _CROWDING - {Effect.HOST}, ALL - {Effect.HOST}
+    unlaunched = ALL - {Effect.HOST, Effect.JOIN}
+    quiet, crowded = unlaunched - _CROWDING, unlaunched
     alone, unmerged = prices(quiet), prices(quiet - {Effect.MERGE})
     jobs = alone.jobs(shape)
     steps = [
@@ -259,7 +267,7 @@ def _quick_run(program: Program, cluster: Cluster, runtime: Runtime) -> _Run:
 
     graph_s = ends(work)
     eager_s = graph_s
-    if runtime is Runtime.EAGER:
+    if runtime.eager:
         eager_s = ends(work_of(program, cluster, runtime))
     return _Run(steps, graph_s, graph_s, eager_s)
 

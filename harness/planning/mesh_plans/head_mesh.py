@@ -271,7 +271,7 @@ def _lanes(
                 lane = replace(problem, cp=made.mesh.parts, heads_q=shape[0], heads_kv=shape[1])
                 plan = known[shape] = context_plan(lane, fine)
                 if (plan.q_chunks, plan.kv_chunks) != tuple(each.chunks for each in fine):
-                    raise ValueError("mesh: a plan of the context must cut tokens as it was told")
+                    raise ValueError("a plan of the context must cut tokens as it was told")
             found[share, stage] = known[shape]
     return found
 

@@ -195,7 +195,7 @@ def test_real_processes_are_asked_for_the_same_bits(capsys: pytest.CaptureFixtur
         (["--transport", "nccl"], "--transport"),
         (["--transport", "tcp"], "(tcp) is unknown"),
         (["--scope", "model"], "choose attention, layer"),
-        (["--strategies", "rign"], "strategy (rign) is unknown; choose from"),
+        (["--strategies", "rign"], "strategy (rign) is unknown (did you mean ring?); choose from"),
         (["--patterns", "spiral"], "spiral"),
         (["--repeat", "0"], "--repeat"),
         (["--jobs", "0"], "--jobs"),

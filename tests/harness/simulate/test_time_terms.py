@@ -80,9 +80,11 @@ def test_small_kernels_and_merges_show() -> None:
 
 def test_hosts_that_launch_show_as_launch() -> None:
     program = made("ring", Direction.FORWARD)
-    graph, eager = (time_terms(program, QUICK, runtime) for runtime in Runtime)
-    assert graph.launch_s == 0 < eager.launch_s
-    assert {**graph.parts, "launch": 0} == {**eager.parts, "launch": 0}
+    graph, *others = (time_terms(program, QUICK, runtime) for runtime in Runtime)
+    assert graph.launch_s == 0
+    for eager in others:
+        assert eager.launch_s > 0
+        assert {**graph.parts, "launch": 0} == {**eager.parts, "launch": 0}
 
 
 def test_the_bar_is_stacked_and_names_both_bounds() -> None:
