@@ -132,6 +132,8 @@ def test_resuming_tries_again_what_failed(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> NoReturn:
         raise RuntimeError("broken")
 
+    # where nothing is known of the cells
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
     with monkeypatch.context() as patch:
         patch.setattr(simulate_cells, "predicted", fail)
         assert call(tmp_path) == 1

@@ -206,8 +206,10 @@ def test_a_cell_too_large_for_the_oracle_says_that_it_was_not_judged() -> None:
 
 
 def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))  # where nothing is known of it
+
     def fail(*_: object) -> None:
         raise ZeroDivisionError("no bandwidth")
 
@@ -222,8 +224,9 @@ def test_a_simulated_cell_that_raises_is_an_error_with_its_traceback(
 
 
 def test_simulated_cells_that_never_end_are_timeouts_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("CPBENCH_CACHE", str(tmp_path))  # where nothing is known of them
     cell = replace(CELL, transport=Where.SIMULATED, cluster="h100-1x8")
     proved = simulate_cells.proved
 
