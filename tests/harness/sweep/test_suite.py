@@ -43,12 +43,17 @@ def test_direct_is_all_that_do_not_search() -> None:
     assert {cell.strategy for cell in cells} == set(STRATEGIES) & set(DIRECT)
 
 
+FOR_PACKS = {"dynamic", "hypergraph"}
+"""No pattern of the quick suite has documents, and the second takes long to plan for 64 ranks."""
+
+
 def test_the_quick_suite_has_all_strategies_six_patterns_and_both_sources() -> None:
     cells = [cell for part in suite.load_suite("quick", AXES) for cell in part.cells()]
     simulated = [cell for cell in cells if cell.cluster == "h100-hamming"]
     measured = [cell for cell in cells if cell.cluster is None]
     for some in (simulated, measured):
-        assert {strategy(cell.strategy).strategy.name for cell in some} == set(STRATEGIES)
+        names = {strategy(cell.strategy).strategy.name for cell in some}
+        assert names == set(STRATEGIES) - FOR_PACKS
     assert len({cell.pattern for cell in simulated}) == 6
     assert {cell.cp for cell in simulated} == {8, 16, 32, 64}
     assert {cell.cp for cell in measured} == {2, 4}
