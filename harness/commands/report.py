@@ -181,5 +181,4 @@ def _write_parquet(target: Path, records: Sequence[CellRecord]) -> None:
 def _write_figures(folder: Path, page: "Page") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in page.charts:
-        text = chart.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        write_whole(folder / f"{chart.key}.svg", text if "xmlns=" not in chart.svg else chart.svg)
+        write_whole(folder / f"{chart.key}.svg", chart.svg)

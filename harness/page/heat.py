@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records.cell import CellRecord
+from harness.report.best import fastest_by_pattern
 from harness.report.format import alike, drift_of, milliseconds, problem, short, unprefixed
 
 _HOT = 3.0
@@ -73,12 +74,7 @@ def _title(entry: CellRecord) -> str:
 
 def _table(title: str, group: Sequence[CellRecord]) -> HeatTable:
     patterns = tuple(dict.fromkeys(entry.config.pattern for entry in group))
-    best: dict[str, CellRecord] = {}
-    for entry in group:
-        if entry.ok:
-            kept = best.setdefault(entry.config.pattern, entry)
-            if entry.seconds < kept.seconds:
-                best[entry.config.pattern] = entry
+    best = fastest_by_pattern(group)
     drift = drift_of(group)
     rows: dict[str, dict[str, HeatCell]] = {}
     for entry in group:

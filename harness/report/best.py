@@ -185,3 +185,13 @@ def strategies_by_problem(
         own = row.setdefault(entry.config.strategy, {})
         own[entry.config.direction] = entry
     return {key: list(row.values()) for key, row in rows.items()}
+
+
+def fastest_by_pattern(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
+    """By pattern, the record of the shortest time."""
+    best: dict[str, CellRecord] = {}
+    for entry in (entry for entry in records if entry.ok):
+        kept = best.setdefault(entry.config.pattern, entry)
+        if entry.seconds < kept.seconds:
+            best[entry.config.pattern] = entry
+    return best

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,6 +68,30 @@ class PredictionErrors:
     regret_worst: float | None
 
 
+class ErrorSpread(NamedTuple):
+    """How signed errors lie: of their sizes the mean, two quantiles and the largest."""
+
+    mean: float
+    signed: float
+    p50: float
+    p90: float
+    worst: float
+
+
+def error_spread(errors: Sequence[float]) -> ErrorSpread:
+    """Describe some signed errors, at least one."""
+    gaps = np.array(errors)
+    sizes = np.abs(gaps)
+    p50, p90 = np.quantile(sizes, (0.5, 0.9))
+    return ErrorSpread(
+        mean=float(sizes.mean()),
+        signed=float(gaps.mean()),
+        p50=float(p50),
+        p90=float(p90),
+        worst=float(sizes.max()),
+    )
+
+
 def work_of_cell(config: Config) -> tuple[object, ...]:
     """What a cell computes, by whichever strategy and wherever."""
     return tuple(getattr(config, name) for name in _SHARED)
@@ -96,18 +121,12 @@ def prediction_errors(pairs: Sequence[PredictedPair]) -> PredictionErrors:
     """
     if not pairs:
         raise ValueError("no cell was both predicted and measured: run the same cells for both")
-    errors = np.array([pair.error for pair in pairs])
-    sizes = np.abs(errors)
-    p50, p90 = np.quantile(sizes, (0.5, 0.9))
+    spread = error_spread([pair.error for pair in pairs])
     said = [pair for pair in pairs if pair.predicted.expected_error is not None]
     regrets = list(_regrets(pairs))
     return PredictionErrors(
         cells=len(pairs),
-        mean=float(sizes.mean()),
-        signed=float(errors.mean()),
-        p50=float(p50),
-        p90=float(p90),
-        worst=float(sizes.max()),
+        **spread._asdict(),
         within=sum(abs(pair.error) <= (pair.predicted.expected_error or 0.0) for pair in said),
         expected=len(said),
         problems=len(regrets),

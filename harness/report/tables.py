@@ -9,7 +9,7 @@ from rich.text import Text
 
 from harness.planning.peers import is_peer
 from harness.records.cell import CellRecord, Source
-from harness.report.best import NEAR, best_tables
+from harness.report.best import NEAR, best_tables, fastest_by_pattern
 from harness.report.format import (
     ABSENT,
     alike,
@@ -164,7 +164,7 @@ def simulated_tables(records: Sequence[CellRecord], width: int) -> Iterator[Tabl
     labels = pattern_labels(records)
     space, cell = (1, 17) if wide else (0, 10)
     longest = _longest("strategy", names.values())
-    best, base = _best(records), _base(records)
+    best, base = fastest_by_pattern(records), _base(records)
     by_cell = {(e.config.strategy, e.config.pattern): e for e in records}
     widths = {pattern: max(cell, len(label)) + 1 + space for pattern, label in labels.items()}
     for shown in _side_by_side(widths, width - longest):
@@ -238,7 +238,7 @@ def measured_table(records: Sequence[CellRecord], width: int) -> Table:
     table.add_column("strategy", min_width=strategy, no_wrap=True)
     for name in ("ms", "p20-p80", f"vs {BASE}", "error", "MiB", "wait", "imbal"):
         table.add_column(name, justify="right", no_wrap=True)
-    best, base, drift = _best(records), _base(records), drift_of(records)
+    best, base, drift = fastest_by_pattern(records), _base(records), drift_of(records)
     for entry, name in zip(records, names, strict=True):
         marked = entry.ok and alike(entry, best[entry.config.pattern], drift)
         style = "bold green" if marked else ""
@@ -267,16 +267,6 @@ def _measured(
         known(entry.exposed_comm_s, milliseconds),
         known(entry.imbalance, lambda ratio: f"{ratio:.2f}"),
     ]
-
-
-def _best(records: Sequence[CellRecord]) -> dict[str, CellRecord]:
-    """By pattern, the record of the shortest time."""
-    best: dict[str, CellRecord] = {}
-    for entry in (entry for entry in records if entry.ok):
-        kept = best.setdefault(entry.config.pattern, entry)
-        if entry.seconds < kept.seconds:
-            best[entry.config.pattern] = entry
-    return best
 
 
 def _base(records: Sequence[CellRecord]) -> dict[str, CellRecord]:

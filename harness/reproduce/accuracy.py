@@ -12,6 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
+from harness.report.predictions import error_spread
 from harness.reproduce.case import Case
 
 Predicted = Sequence[tuple[Case, float]]
@@ -42,16 +43,14 @@ class Errors:
 
 def run_errors(pairs: Predicted) -> Errors:
     """Errors of some runs, at least one."""
-    gap = np.array([seconds / case.measured_s - 1 for case, seconds in pairs])
-    size = np.abs(gap)
-    p50, p90 = np.quantile(size, (0.5, 0.9))
+    spread = error_spread([seconds / case.measured_s - 1 for case, seconds in pairs])
     return Errors(
-        n=len(gap),
-        mape=float(size.mean()),
-        p50=float(p50),
-        p90=float(p90),
-        worst=float(size.max()),
-        signed=float(gap.mean()),
+        n=len(pairs),
+        mape=spread.mean,
+        p50=spread.p50,
+        p90=spread.p90,
+        worst=spread.worst,
+        signed=spread.signed,
     )
 
 
